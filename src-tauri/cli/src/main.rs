@@ -1,0 +1,2 @@
+//! hearth-cli
+fn main() {}
