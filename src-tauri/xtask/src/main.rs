@@ -1,2 +1,44 @@
-//! xtask
-fn main() {}
+//! The project's own commands: `cargo xtask <command>`.
+//!
+//! Everything that a person or CI does with this repository starts here, so that it works the same way on a fresh
+//! machine and on an old one. What is slow to make lives in a cache folder outside the checkout.
+
+mod setup;
+mod sh;
+mod wheel;
+mod workspace;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use workspace::Workspace;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Set up, run, test and measure Hearth", disable_version_flag = true)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Install what a build needs (Linux: system packages, MLX and mlx-c into the cache). Quick when done already
+    Setup,
+}
+
+fn main() -> ExitCode {
+    match dispatch(Args::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(command: Command) -> Result<()> {
+    let ws = Workspace::find()?;
+    match command {
+        Command::Setup => setup::run(&ws),
+    }
+}
