@@ -1,0 +1,90 @@
+//! The border between server and engine. The server knows only [`Backend`]; the engine implements it for real
+//! models, and tests implement it with a script, so that API tests run in milliseconds.
+
+use crate::error::EngineError;
+use crate::event::Event;
+use crate::request::GenerateRequest;
+use crate::stats::{Health, Stats};
+use crate::tokenizer::Tokenizer;
+use serde_json::Value;
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// A boxed future that can cross threads.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// What the server needs of an engine.
+pub trait Backend: Send + Sync + 'static {
+    /// Every model that a request may name, the loaded ones first.
+    fn models(&self) -> Vec<ModelCard>;
+
+    /// The model for a request's `model` field; `None` or `""` is the loaded one. May wait for a load.
+    ///
+    /// # Errors
+    /// `ModelNotFound`, `Loading`, `ModelUnusable`, `EngineLost`.
+    fn resolve<'a>(&'a self, name: Option<&'a str>) -> BoxFuture<'a, Result<Arc<ServedModel>, EngineError>>;
+
+    /// Queues one generation on a resolved model. Never blocks.
+    ///
+    /// # Errors
+    /// `ContextLengthExceeded`, `InvalidRequest`, `Overloaded`, `EngineLost`, `ShuttingDown`.
+    fn submit(&self, model: &ServedModel, request: GenerateRequest) -> Result<Generation, EngineError>;
+
+    /// Whether a model is ready, and the load's progress until it is.
+    fn health(&self) -> Health;
+
+    /// The engine's figures.
+    fn stats(&self) -> Stats;
+}
+
+/// One running generation. Dropping it cancels the row within one step.
+#[derive(Debug)]
+pub struct Generation {
+    /// The row's number, unique in this process.
+    pub id: u64,
+    /// Its events; bounded, and a slow reader pauses only its own row.
+    pub events: mpsc::Receiver<Event>,
+}
+
+/// A model that requests may name.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct ModelCard {
+    /// The id that responses carry.
+    pub id: String,
+    /// Seconds since the epoch at which the model's files were made known.
+    pub created: u64,
+    /// Whether it is in memory.
+    pub loaded: bool,
+    /// The context limit in tokens.
+    pub context: usize,
+}
+
+/// Everything about a loaded model that a request needs before it reaches the engine.
+#[derive(Debug, Clone)]
+pub struct ServedModel {
+    /// The id that responses carry.
+    pub id: String,
+    /// The folder it was loaded from.
+    pub path: PathBuf,
+    /// `model_type` of its config.
+    pub model_type: String,
+    /// Seconds since the epoch, for `/v1/models`.
+    pub created: u64,
+    /// Context limit in tokens, prompt and answer together.
+    pub context: usize,
+    /// Rows of the LM head; token ids must be below it.
+    pub vocab_size: usize,
+    /// End-of-sequence ids: the union of config, generation_config and tokenizer.
+    pub eos: Vec<u32>,
+    /// Text to ids and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The chat template's source, if the model has one.
+    pub chat_template: Option<String>,
+    /// `tokenizer_config.json`, whose special tokens templates refer to.
+    pub tokenizer_config: Arc<Value>,
+    /// `generation_config.json`, the model's own sampling defaults (an empty object when absent).
+    pub generation_config: Arc<Value>,
+}
