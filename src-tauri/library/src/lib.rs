@@ -1,1 +1,9 @@
-//! hearth-library
+//! Models on disk: importing GGUF files, opening and checking model folders, finding them, and Hearth's own state folder.
+//!
+//! Nothing here computes with weights: no MLX, no HTTP. Everything works on headers, so that opening or listing takes milliseconds
+//! however large the weights are; only [`gguf::import_gguf`] reads and writes weight bytes, in constant memory.
+
+mod error;
+pub mod gguf;
+
+pub use error::LibraryError;

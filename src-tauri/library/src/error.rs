@@ -1,0 +1,124 @@
+//! The one error type of this crate. Every message names the file, what was expected and what was found.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What can go wrong with model files on disk. The text is written for the user of the app.
+#[derive(Debug, thiserror::Error)]
+pub enum LibraryError {
+    /// The operating system refused to read, write or list something.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried, as a verb: "read", "create".
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's own reason.
+        source: io::Error,
+    },
+    /// A file's bytes are not what its format prescribes.
+    #[error("{} is damaged or not of its format: at byte {offset}, {what}: expected {expected}, found {found}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Where in the file, in bytes from its start.
+        offset: u64,
+        /// What was being read.
+        what: String,
+        /// What the format prescribes there.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// A file is well-formed, but its content cannot be right or contradicts itself.
+    #[error("{}: {what}: expected {expected}, found {found}", path.display())]
+    Mismatch {
+        /// The file.
+        path: PathBuf,
+        /// The tensor, key or field.
+        what: String,
+        /// What it would have to be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+    /// Something that the file has to contain is not there.
+    #[error("{}: {what} is missing", path.display())]
+    Missing {
+        /// The file or folder it should be in.
+        path: PathBuf,
+        /// The tensor, key or file.
+        what: String,
+    },
+    /// The file is fine, but uses something that Hearth cannot import or run.
+    #[error("{}: {what} is {found}, which is not supported; supported: {supported}", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The property, such as "tensor blk.0.attn_q.weight" or "the architecture".
+        what: String,
+        /// Its value here.
+        found: String,
+        /// The values that would work.
+        supported: String,
+    },
+    /// The output folder exists and is not empty.
+    #[error("{} already exists and is not empty: remove it or choose another folder", path.display())]
+    OutputExists {
+        /// The output folder.
+        path: PathBuf,
+    },
+    /// The disk would be full before the work is done.
+    #[error("not enough disk space for {}: {needed} bytes are needed, {free} bytes are free", path.display())]
+    NoSpace {
+        /// The output folder.
+        path: PathBuf,
+        /// Bytes that would be written.
+        needed: u64,
+        /// Bytes available to this user on that disk.
+        free: u64,
+    },
+}
+
+impl LibraryError {
+    /// Wraps a system error; used as `.map_err(LibraryError::io("read", path))`.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
+        let path = path.to_path_buf();
+        move |source| Self::Io { action, path, source }
+    }
+
+    /// A [`LibraryError::Mismatch`].
+    pub(crate) fn mismatch(
+        path: &Path,
+        what: impl Into<String>,
+        expected: impl ToString,
+        found: impl ToString,
+    ) -> Self {
+        Self::Mismatch {
+            path: path.to_path_buf(),
+            what: what.into(),
+            expected: expected.to_string(),
+            found: found.to_string(),
+        }
+    }
+
+    /// A [`LibraryError::Missing`].
+    pub(crate) fn missing(path: &Path, what: impl Into<String>) -> Self {
+        Self::Missing { path: path.to_path_buf(), what: what.into() }
+    }
+
+    /// A [`LibraryError::Unsupported`].
+    pub(crate) fn unsupported(
+        path: &Path,
+        what: impl Into<String>,
+        found: impl ToString,
+        supported: impl ToString,
+    ) -> Self {
+        Self::Unsupported {
+            path: path.to_path_buf(),
+            what: what.into(),
+            found: found.to_string(),
+            supported: supported.to_string(),
+        }
+    }
+}
