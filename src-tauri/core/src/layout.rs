@@ -1,1 +1,63 @@
-//! layout
+//! Cache layouts as data: what each layer keeps per token. The engine builds its caches from it and `fit`
+//! counts bytes with it, so the two cannot disagree.
+
+/// What one layer keeps while a row runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerLayout {
+    /// Keys and values of every token: 2 · kv_heads · head_dim elements a token.
+    Full {
+        /// Key/value heads.
+        kv_heads: usize,
+        /// Elements per head.
+        head_dim: usize,
+    },
+    /// Keys and values of the last `window` tokens.
+    Sliding {
+        /// Key/value heads.
+        kv_heads: usize,
+        /// Elements per head.
+        head_dim: usize,
+        /// Tokens kept.
+        window: usize,
+    },
+}
+
+impl LayerLayout {
+    /// Bytes for a row of `tokens` tokens at `element` bytes per element.
+    pub fn bytes(&self, tokens: u64, element: u64) -> u64 {
+        match *self {
+            LayerLayout::Full { kv_heads, head_dim } => 2 * (kv_heads * head_dim) as u64 * element * tokens,
+            LayerLayout::Sliding { kv_heads, head_dim, window } => {
+                2 * (kv_heads * head_dim) as u64 * element * tokens.min(window as u64)
+            }
+        }
+    }
+}
+
+/// The cache layout of a whole model, layer by layer.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CacheLayout {
+    /// One entry per layer.
+    pub layers: Vec<LayerLayout>,
+}
+
+impl CacheLayout {
+    /// Bytes for a row of `tokens` tokens at `element` bytes per element.
+    pub fn bytes(&self, tokens: u64, element: u64) -> u64 {
+        self.layers.iter().map(|l| l.bytes(tokens, element)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sliding_layers_saturate_at_the_window() {
+        let full = LayerLayout::Full { kv_heads: 2, head_dim: 32 };
+        let sliding = LayerLayout::Sliding { kv_heads: 2, head_dim: 32, window: 16 };
+        let layout = CacheLayout { layers: vec![full, sliding] };
+        assert_eq!(layout.bytes(10, 4), 2 * (2 * 64 * 4 * 10));
+        assert_eq!(layout.bytes(100, 4), 2 * 64 * 4 * (100 + 16));
+    }
+}
