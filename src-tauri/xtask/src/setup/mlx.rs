@@ -61,6 +61,16 @@ impl Prefix {
         let lib = self.dir.join("lib").display().to_string();
         let bindings = self.bindings().display().to_string();
         let blas = Path::new(OPENBLAS).parent().unwrap_or(Path::new("/")).display().to_string();
+        // Doctests are linked too, and take their flags from a list of their own.
+        let flags = [
+            format!("link-arg=-Wl,-rpath,{mlx}"),
+            format!("link-arg=-L{blas}"),
+            "link-arg=-Wl,--no-as-needed".into(),
+            "link-arg=-l:libopenblas.so.0".into(),
+            "link-arg=-Wl,--as-needed".into(),
+        ];
+        let flags: Vec<String> = flags.iter().map(|flag| format!("    \"-C\", {},\n", quoted(flag))).collect();
+        let flags = flags.concat();
         format!(
             r#"# Written by `cargo xtask setup`.
 [target.x86_64-unknown-linux-gnu.mlx]
@@ -70,16 +80,13 @@ rustc-env = {{ OUT_DIR = {} }}
 
 [target.x86_64-unknown-linux-gnu]
 rustflags = [
-    "-C", {},
-    "-C", {}, "-C", "link-arg=-Wl,--no-as-needed",
-    "-C", "link-arg=-l:libopenblas.so.0", "-C", "link-arg=-Wl,--as-needed",
-]
+{flags}]
+rustdocflags = [
+{flags}]
 "#,
             quoted(&format!("native={lib}")),
             quoted(&format!("native={mlx}")),
             quoted(&bindings),
-            quoted(&format!("link-arg=-Wl,-rpath,{mlx}")),
-            quoted(&format!("link-arg=-L{blas}")),
         )
     }
 }
