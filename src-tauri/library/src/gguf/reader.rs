@@ -549,7 +549,12 @@ impl<R: Read> Cursor<'_, R> {
             elements = match elements.checked_mul(dim) {
                 Some(n) if n > 0 && n <= 1 << 40 => n,
                 _ => {
-                    return Err(self.bad(dim_at, &name, "between 1 and 2^40 elements", format!("a dimension of {dim}")));
+                    return Err(self.bad(
+                        dim_at,
+                        &name,
+                        "between 1 and 2^40 elements",
+                        format!("a dimension of {dim}"),
+                    ));
                 }
             };
             shape.push(dim);

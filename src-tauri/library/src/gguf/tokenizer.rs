@@ -289,8 +289,8 @@ fn sentencepiece(file: &GgufFile, vocabulary: &Vocabulary<'_>) -> Result<Parts, 
     })
 }
 
-/// SentencePiece joins the pair whose result has the best score, the leftmost first. As BPE merges: every split of every token into
-/// two tokens, best score first; splits of one token stand together, shorter left part last seen first by id.
+/// SentencePiece joins the pair whose result has the best score, the leftmost first. As BPE merges that is: every split of every token
+/// into two tokens, best score first. The splits of one token stand together; among them the order makes no difference to the result.
 fn merges_from_scores(vocabulary: &Vocabulary<'_>, scores: &[f64]) -> Vec<Json> {
     let mergeable = |id: usize| matches!(vocabulary.kind(id), kind::NORMAL | kind::USER_DEFINED);
     let ids: HashMap<&str, usize> = vocabulary
