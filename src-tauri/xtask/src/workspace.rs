@@ -7,6 +7,15 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// How `hearth` is built.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// For tests.
+    Dev,
+    /// For use and for measuring.
+    Release,
+}
+
 /// The checkout and the cache that belongs to it.
 pub struct Workspace {
     /// The checkout's top folder.
@@ -27,7 +36,10 @@ impl Workspace {
         let cache = user_cache()?.join("hearth");
         fs::create_dir_all(&cache).with_context(|| format!("cannot make the cache folder {}", cache.display()))?;
         if cache.to_string_lossy().contains('%') {
-            bail!("the cache folder {} has a % in its path, which MLX cannot take; set XDG_CACHE_HOME", cache.display());
+            bail!(
+                "the cache folder {} has a % in its path, which MLX cannot take; set XDG_CACHE_HOME",
+                cache.display()
+            );
         }
         Ok(Self { root, cache })
     }
@@ -50,10 +62,28 @@ impl Workspace {
         }
     }
 
-    /// Where cargo puts builds of `profile` ("debug" or "release").
-    pub fn target(&self, profile: &str) -> PathBuf {
+    /// The built `hearth` of `profile`.
+    pub fn hearth(&self, profile: Profile) -> PathBuf {
         let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| self.root.join("target"), PathBuf::from);
-        self.root.join(target).join(profile)
+        let folder = match profile {
+            Profile::Dev => "debug",
+            Profile::Release => "release",
+        };
+        self.root.join(target).join(folder).join("hearth")
+    }
+
+    /// Builds `hearth` and returns where it is. Cargo shows its own progress.
+    ///
+    /// # Errors
+    /// When the build fails.
+    pub fn build_hearth(&self, profile: Profile) -> Result<PathBuf> {
+        let mut cargo = self.cargo();
+        cargo.args(["build", "-p", "hearth-cli", "--bin", "hearth"]);
+        if let Profile::Release = profile {
+            cargo.arg("--release");
+        }
+        sh::run(&mut cargo)?;
+        Ok(self.hearth(profile))
     }
 
     /// Waits for the lock `name` of the cache, so that two runs do not make the same thing at once.

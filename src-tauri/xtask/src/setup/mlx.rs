@@ -3,9 +3,9 @@
 //! MLX comes as the library inside its Python wheel. mlx-c is built from the source inside the mlx-sys crate, against
 //! that library. The Rust crates stay as published: Cargo's `links` override replaces only mlx-sys's build script.
 
+use crate::sh;
 use crate::wheel::{Wheel, hex, unpack};
 use crate::workspace::Workspace;
-use crate::sh;
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 use std::fs;
@@ -207,7 +207,6 @@ fn clear(dir: &Path) -> Result<()> {
     }
     Ok(())
 }
-
 
 #[cfg(test)]
 mod tests {

