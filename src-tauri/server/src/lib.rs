@@ -1,1 +1,39 @@
-//! hearth-server
+//! The HTTP side of Hearth: the OpenAI dialect over the [`hearth_core::Backend`] trait, chat templates, request
+//! checking, streams, and the safety rules of a server on localhost. No MLX in here: tests run it against a
+//! scripted backend in milliseconds.
+//!
+//! ```no_run
+//! # async fn example(backend: std::sync::Arc<dyn hearth_core::Backend>) -> Result<(), hearth_server::StartError> {
+//! let bound = hearth_server::bind(hearth_server::ServerConfig::default()).await?;
+//! println!("listening on {}", bound.url());
+//! hearth_server::serve(bound, backend, async { tokio::signal::ctrl_c().await.unwrap_or(()) }).await;
+//! # Ok(())
+//! # }
+//! ```
+
+mod admin;
+mod body;
+mod config;
+mod error;
+mod generate;
+mod health;
+mod json;
+mod listen;
+mod openai;
+mod params;
+mod prompt;
+mod routes;
+mod safety;
+mod sse;
+mod state;
+mod template;
+
+#[cfg(feature = "testing")]
+pub mod testing;
+
+pub use config::{ServerConfig, StartError};
+pub use error::ServerError;
+pub use listen::{Bound, bind, serve};
+pub use routes::router;
+pub use state::AppState;
+pub use template::{ChatTemplate, RenderInput};

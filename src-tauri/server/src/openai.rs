@@ -1,0 +1,7 @@
+//! The OpenAI dialect.
+
+pub(crate) mod chat;
+pub(crate) mod completions;
+mod logprobs;
+pub(crate) mod models;
+mod wire;

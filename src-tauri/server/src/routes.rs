@@ -1,0 +1,63 @@
+//! The routes and the layers around them, outermost first: caught panics, Host and Origin, CORS, keys.
+
+use crate::body::drain;
+use crate::error::ServerError;
+use crate::state::AppState;
+use crate::{admin, health, openai, safety};
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use std::any::Any;
+use tower_http::catch_panic::CatchPanicLayer;
+
+/// The whole API as a service.
+pub fn router(state: AppState) -> Router {
+    Router::new()
+        .route("/v1/models", get(openai::models::list))
+        .route("/v1/models/{*id}", get(openai::models::one))
+        .route("/v1/chat/completions", post(openai::chat::create))
+        .route("/v1/completions", post(openai::completions::create))
+        .route("/health", get(health::health))
+        .route("/stats", get(health::stats))
+        .route("/api/hearth/shutdown", post(admin::shutdown))
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn_with_state(state.clone(), safety::require_key))
+        .layer(safety::cors(state.config()))
+        .layer(from_fn_with_state(state.clone(), safety::guard))
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn(log))
+        .with_state(state)
+}
+
+async fn not_found(State(state): State<AppState>, request: Request) -> ServerError {
+    let error =
+        ServerError::RouteNotFound { method: request.method().to_string(), path: request.uri().path().to_owned() };
+    drain(request.into_body(), state.config().body_limit).await;
+    error
+}
+
+async fn method_not_allowed(State(state): State<AppState>, request: Request) -> ServerError {
+    let error =
+        ServerError::MethodNotAllowed { method: request.method().to_string(), path: request.uri().path().to_owned() };
+    drain(request.into_body(), state.config().body_limit).await;
+    error
+}
+
+fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
+    let message = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(text), _) => (*text).to_owned(),
+        (_, Some(text)) => text.clone(),
+        _ => "a panic without a message".to_owned(),
+    };
+    ServerError::Internal(message).into_response()
+}
+
+async fn log(request: Request, next: axum::middleware::Next) -> Response {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let response = next.run(request).await;
+    tracing::debug!(%method, path, status = response.status().as_u16(), "answered");
+    response
+}
