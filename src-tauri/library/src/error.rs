@@ -68,6 +68,53 @@ pub enum LibraryError {
         /// The output folder.
         path: PathBuf,
     },
+    /// A text file is not the JSON that it should be.
+    #[error("{}, line {line}, column {column}: expected {expected}, found {found}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1; 0 if the place is not known.
+        line: usize,
+        /// Column, from 1; 0 if the place is not known.
+        column: usize,
+        /// What should be there.
+        expected: String,
+        /// The text there, or the parser's words.
+        found: String,
+    },
+    /// A model that was asked for is on disk, but parts of it are missing or damaged.
+    #[error("the model {id} is not complete: {why}")]
+    Incomplete {
+        /// The model's id.
+        id: String,
+        /// What is missing or wrong, naming the file.
+        why: String,
+    },
+    /// No model of that name is on disk.
+    #[error("no model {name:?} on this computer; {}", there_is(available))]
+    NotFound {
+        /// The name that was asked for.
+        name: String,
+        /// The ids of all models that are there.
+        available: Vec<String>,
+    },
+    /// The name fits more than one model.
+    #[error("{name:?} fits {} models: {}; give more of the name", candidates.len(), candidates.join(", "))]
+    Ambiguous {
+        /// The name that was asked for.
+        name: String,
+        /// The ids that it fits.
+        candidates: Vec<String>,
+    },
+    /// A GGUF file was named where a model folder is needed.
+    #[error("{} is a GGUF file: import it first with `hearth import`, then use the folder that this makes", path.display())]
+    NeedsImport {
+        /// The GGUF file.
+        path: PathBuf,
+    },
+    /// Neither `HEARTH_HOME` nor a home folder is known.
+    #[error("no home folder is known: set HEARTH_HOME to a folder for Hearth's files")]
+    NoHome,
     /// The disk would be full before the work is done.
     #[error("not enough disk space for {}: {needed} bytes are needed, {free} bytes are free", path.display())]
     NoSpace {
@@ -78,6 +125,13 @@ pub enum LibraryError {
         /// Bytes available to this user on that disk.
         free: u64,
     },
+}
+
+fn there_is(available: &[String]) -> String {
+    match available {
+        [] => "there are no models yet".to_owned(),
+        list => format!("there are: {}", list.join(", ")),
+    }
 }
 
 impl LibraryError {

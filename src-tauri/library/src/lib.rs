@@ -4,6 +4,11 @@
 //! however large the weights are; only [`gguf::import_gguf`] reads and writes weight bytes, in constant memory.
 
 mod error;
+pub mod folder;
 pub mod gguf;
+pub mod home;
+mod json;
+pub mod scan;
+pub mod summary;
 
 pub use error::LibraryError;

@@ -290,7 +290,8 @@ fn sentencepiece(file: &GgufFile, vocabulary: &Vocabulary<'_>) -> Result<Parts, 
 }
 
 /// SentencePiece joins the pair whose result has the best score, the leftmost first. As BPE merges that is: every split of every token
-/// into two tokens, best score first. The splits of one token stand together; among them the order makes no difference to the result.
+/// into two tokens, best score first. The splits of one token stand together; their order among each other could only show in long runs
+/// of one repeated piece.
 fn merges_from_scores(vocabulary: &Vocabulary<'_>, scores: &[f64]) -> Vec<Json> {
     let mergeable = |id: usize| matches!(vocabulary.kind(id), kind::NORMAL | kind::USER_DEFINED);
     let ids: HashMap<&str, usize> = vocabulary
