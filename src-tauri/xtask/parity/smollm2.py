@@ -193,4 +193,5 @@ def main():
     mx.save_safetensors(out, arrays)
 
 
-main()
+if __name__ == "__main__":
+    main()

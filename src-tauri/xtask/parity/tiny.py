@@ -242,4 +242,5 @@ def main():
         print(f"{name}: seed {seed}, {note}, {size} KB", flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -3,11 +3,17 @@
 //! Everything that a person or CI does with this repository starts here, so that it works the same way on a fresh
 //! machine and on an old one. What is slow to make lives in a cache folder outside the checkout.
 
+mod bench;
 mod goldens;
+mod http;
 mod macos;
+mod run;
+mod server;
 mod setup;
 mod sh;
+mod soak;
 mod starter;
+mod test;
 mod venv;
 mod wheel;
 mod workspace;
@@ -41,6 +47,38 @@ enum Command {
     },
     /// Type-check and lint the macOS build (on Linux)
     MacosCheck,
+    /// Set up, build, serve the starter model, ask it one question and keep serving
+    Run {
+        /// Port on 127.0.0.1
+        #[arg(long, default_value_t = 8080)]
+        port: u16,
+    },
+    /// Set up and run every check, as CI does
+    Test,
+    /// Measure Hearth against mlx-lm and its server (about half an hour on two cores)
+    Bench {
+        /// Print JSON on stdout; the table goes to stderr
+        #[arg(long)]
+        json: bool,
+        /// Rounds that count, after one that does not
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+        runs: u32,
+        /// One short round, to see that everything works
+        #[arg(long)]
+        quick: bool,
+        /// Only rows whose name holds this text
+        #[arg(long, value_name = "TEXT")]
+        only: Option<String>,
+    },
+    /// Let clients connect and hang up for a while, and see that nothing is left of them
+    Soak {
+        /// How long
+        #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+        seconds: u64,
+        /// Clients at once
+        #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=64))]
+        clients: u32,
+    },
 }
 
 fn main() -> ExitCode {
@@ -60,5 +98,11 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Starter { release } => starter::run(&ws, if release { Profile::Release } else { Profile::Dev }),
         Command::Goldens { names } => goldens::run(&ws, &names),
         Command::MacosCheck => macos::run(&ws),
+        Command::Run { port } => run::run(&ws, port),
+        Command::Test => test::run(&ws),
+        Command::Bench { json, runs, quick, only } => {
+            bench::run(&ws, &bench::Options { runs: runs as usize, json, quick, only })
+        }
+        Command::Soak { seconds, clients } => soak::run(&ws, &soak::Options { seconds, clients: clients as usize }),
     }
 }

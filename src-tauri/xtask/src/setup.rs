@@ -7,8 +7,9 @@ mod debian;
 mod mlx;
 
 use crate::workspace::{Workspace, write_if_changed};
-use crate::{sh, workspace};
+use crate::{sh, starter, workspace};
 use anyhow::{Result, bail};
+use std::path::PathBuf;
 use std::process::Command;
 
 pub use mlx::{OPENBLAS, Prefix};
@@ -18,7 +19,7 @@ pub use mlx::{OPENBLAS, Prefix};
 /// # Errors
 /// When something needed is missing and cannot be installed: the message says what to do.
 pub fn run(ws: &Workspace) -> Result<()> {
-    if cfg!(target_os = "macos") { macos() } else { linux(ws).map(|_| ()) }
+    if cfg!(target_os = "macos") { macos(ws) } else { linux(ws).map(|_| ()) }
 }
 
 /// The prepared MLX on Linux; sets it up if it is not there.
@@ -40,12 +41,27 @@ pub fn linux(ws: &Workspace) -> Result<Prefix> {
         debian::install()?;
         mlx::build(ws, &prefix)?;
     }
-    if write_if_changed(&ws.root.join(".cargo/generated.toml"), &prefix.cargo_config())? {
+    if write_if_changed(&generated(ws), &(test_config(ws) + &prefix.cargo_config()))? {
         // The new flags apply to this program too: build it now rather than at the next start.
         sh::step("Building with the new settings", || sh::run(ws.cargo().args(["build", "--quiet", "-p", "xtask"])))?;
         eprintln!("Set up: MLX {} in {}", mlx::VERSION, prefix.dir.display());
     }
     Ok(prefix)
+}
+
+/// The Cargo config file of this checkout that git ignores and `.cargo/config.toml` includes.
+fn generated(ws: &Workspace) -> PathBuf {
+    ws.root.join(".cargo/generated.toml")
+}
+
+/// The settings that let a plain `cargo test` find the starter model.
+fn test_config(ws: &Workspace) -> String {
+    let path = |path: PathBuf| mlx::quoted(&path.display().to_string());
+    format!(
+        "# Written by `cargo xtask setup`.\n[env]\nHEARTH_STARTER = {}\nHEARTH_STARTER_GGUF = {}\n",
+        path(starter::link(ws)),
+        path(starter::gguf_path(ws))
+    )
 }
 
 /// Flags from the environment replace those of the config file, and without them the program does not link.
@@ -61,7 +77,7 @@ fn refuse_rustflags() -> Result<()> {
     Ok(())
 }
 
-fn macos() -> Result<()> {
+fn macos(ws: &Workspace) -> Result<()> {
     if !sh::succeeds(Command::new("xcrun").args(["--find", "clang"])) {
         bail!("Xcode's command line tools are needed: xcode-select --install");
     }
@@ -74,5 +90,5 @@ fn macos() -> Result<()> {
     if workspace::first_program(&["cmake"]).is_none() {
         bail!("cmake is needed to build MLX: brew install cmake");
     }
-    Ok(())
+    write_if_changed(&generated(ws), &test_config(ws)).map(|_| ())
 }

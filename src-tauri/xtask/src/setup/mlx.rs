@@ -55,7 +55,7 @@ impl Prefix {
         self.dir.join("wheel/mlx/lib")
     }
 
-    /// The text of `.cargo/generated.toml`.
+    /// The text of `.cargo/generated.toml`, as far as it is about MLX.
     pub fn cargo_config(&self) -> String {
         let mlx = self.mlx_lib().display().to_string();
         let lib = self.dir.join("lib").display().to_string();
@@ -72,7 +72,7 @@ impl Prefix {
         let flags: Vec<String> = flags.iter().map(|flag| format!("    \"-C\", {},\n", quoted(flag))).collect();
         let flags = flags.concat();
         format!(
-            r#"# Written by `cargo xtask setup`.
+            r#"
 [target.x86_64-unknown-linux-gnu.mlx]
 rustc-link-search = [{}, {}]
 rustc-link-lib = ["static=mlxc", "dylib=mlx", "dylib=stdc++"]
@@ -92,7 +92,7 @@ rustdocflags = [
 }
 
 /// A TOML basic string.
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 

@@ -1,0 +1,104 @@
+//! `cargo xtask test`: every check, in the order of how soon it says no. CI runs exactly this.
+
+use crate::workspace::{Profile, Workspace};
+use crate::{macos, setup, sh, starter};
+use anyhow::{Context, Result};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+/// Pinned: a newer one may judge differently.
+const CARGO_DENY: &str = "0.20.2";
+
+/// The crates that are built apart from the workspace.
+const APART: &[&str] = &["src-tauri/xtask/bindgen/Cargo.toml"];
+
+type Check = fn(&Workspace) -> Result<()>;
+
+/// Runs the set-up and then every check; stops at the first that fails.
+///
+/// # Errors
+/// When a check fails: names it.
+pub fn run(ws: &Workspace) -> Result<()> {
+    let started = Instant::now();
+    let checks: &[(&str, Check)] = &[
+        ("set-up", setup::run),
+        ("formatting", format),
+        ("clippy", clippy),
+        ("licences, bans and sources of dependencies", deny),
+        ("starter model", |ws| starter::ensure(ws, Profile::Dev).map(|_| ())),
+        ("tests", tests),
+        ("macOS type-check", macos::run),
+    ];
+    let mut summary = String::new();
+    for (number, (title, check)) in checks.iter().enumerate() {
+        eprintln!("\n== {}/{} {title}", number + 1, checks.len());
+        let began = Instant::now();
+        check(ws).with_context(|| format!("`{title}` failed after {}", sh::duration(began.elapsed())))?;
+        let line = format!("{:>12}  {title}", sh::duration(began.elapsed()));
+        eprintln!("== ok {line}");
+        summary.push_str(&line);
+        summary.push('\n');
+    }
+    eprintln!("\n{summary}{:>12}  in all: every check passed", sh::duration(started.elapsed()));
+    Ok(())
+}
+
+fn format(ws: &Workspace) -> Result<()> {
+    sh::run(ws.cargo().args(["fmt", "--all", "--check"]))?;
+    for manifest in APART {
+        sh::run(ws.cargo().args(["fmt", "--check", "--manifest-path", manifest]))?;
+    }
+    Ok(())
+}
+
+fn clippy(ws: &Workspace) -> Result<()> {
+    sh::run(ws.cargo().args(["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+}
+
+/// Its advisory database is not asked: the check must work without reaching more than the crates registry.
+fn deny(ws: &Workspace) -> Result<()> {
+    let deny = cargo_deny(ws)?;
+    for manifest in ["Cargo.toml"].iter().chain(APART) {
+        let mut cmd = Command::new(&deny);
+        ws.clean(&mut cmd);
+        cmd.args(["--locked", "--manifest-path", manifest, "--log-level", "error", "check", "--config"]);
+        cmd.arg(ws.root.join("deny.toml"));
+        // A licence that is allowed and not used, or two versions of a crate, is no news here.
+        cmd.args([
+            "--hide-inclusion-graph",
+            "--allow",
+            "license-not-encountered",
+            "--allow",
+            "unmatched-license-exception",
+        ]);
+        cmd.args(["licenses", "bans", "sources"]);
+        sh::run(&mut cmd)?;
+    }
+    Ok(())
+}
+
+/// The pinned cargo-deny, built into the cache when it is not there.
+fn cargo_deny(ws: &Workspace) -> Result<PathBuf> {
+    let dir = ws.cached(&format!("cargo-deny-{CARGO_DENY}"), |part| {
+        let mut cargo = ws.cargo();
+        // From the cache folder: the flags that link MLX are not for this. Unoptimized: it runs for a second.
+        cargo.current_dir(part).args(["install", "--quiet", "--locked", "--debug", "--version", CARGO_DENY]);
+        cargo.arg("--root").arg(part).arg("--target-dir").arg(part.join("build")).arg("cargo-deny");
+        cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
+        sh::step("Building cargo-deny (about 2 minutes, once)", || sh::run_quiet(&mut cargo))?;
+        crate::workspace::remove_dir(&part.join("build"))
+    })?;
+    Ok(dir.join("bin/cargo-deny"))
+}
+
+/// Unit, parity and end-to-end tests. Those of the real binary find it and the starter model by these variables.
+fn tests(ws: &Workspace) -> Result<()> {
+    let starter = starter::ensure(ws, Profile::Dev)?;
+    ws.build_hearth(Profile::Dev)?;
+    let mut cargo = ws.cargo();
+    cargo.args(["test", "--locked", "--workspace"]);
+    cargo.env("HEARTH_STARTER", &starter.folder).env("HEARTH_STARTER_GGUF", &starter.gguf);
+    cargo.env("HEARTH_GOLDENS", ws.root.join("tests/goldens"));
+    sh::run(&mut cargo)
+}
