@@ -44,6 +44,9 @@ pub struct ServerRecord {
     pub model: Option<String>,
     /// When it started, in seconds since 1970.
     pub started: u64,
+    /// The key of its admin routes, for this user's own commands. Only this user can read the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
 }
 
 /// The model that was served last.

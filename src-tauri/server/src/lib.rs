@@ -34,6 +34,7 @@ pub mod testing;
 pub use config::{ServerConfig, StartError};
 pub use error::ServerError;
 pub use listen::{Bound, bind, serve};
+pub use params::model_defaults;
 pub use routes::router;
 pub use state::AppState;
-pub use template::{ChatTemplate, RenderInput};
+pub use template::{ChatTemplate, RenderInput, source as template_source};

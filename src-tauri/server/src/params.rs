@@ -238,7 +238,7 @@ fn effective_top_k(k: u32, vocab_size: usize) -> u32 {
 
 /// The sampling defaults that the model's authors give. A value out of range is theirs, not the client's:
 /// it is left out.
-fn model_defaults(config: &Value, vocab_size: usize) -> SamplingParams {
+pub fn model_defaults(config: &Value, vocab_size: usize) -> SamplingParams {
     let mut params = SamplingParams::default();
     if config["do_sample"] == Value::Bool(false) {
         return params;

@@ -58,6 +58,6 @@ fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
 async fn log(request: Request, next: axum::middleware::Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let response = next.run(request).await;
-    tracing::debug!(%method, path, status = response.status().as_u16(), "answered");
+    tracing::info!(%method, path, status = response.status().as_u16(), "answered");
     response
 }

@@ -51,7 +51,7 @@ pub struct RenderInput {
 ///
 /// # Errors
 /// 400 when the model has none.
-pub(crate) fn source(model: &ServedModel, with_tools: bool) -> Result<String, ServerError> {
+pub fn source(model: &ServedModel, with_tools: bool) -> Result<String, ServerError> {
     if let Some(source) = &model.chat_template {
         return Ok(source.clone());
     }
