@@ -20,7 +20,7 @@ fn empty() -> (TempDir, PathBuf) {
 }
 
 fn refused(folder: &std::path::Path, words: &[&str]) {
-    let message = open(folder).err().expect("has to be refused").to_string();
+    let message = open(folder).expect_err("has to be refused").to_string();
     for word in words {
         assert!(message.contains(word), "{word:?} is not in: {message}");
     }
