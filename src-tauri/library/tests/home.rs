@@ -7,7 +7,14 @@ use std::os::unix::fs::PermissionsExt;
 use hearth_library::home::{Home, Ownership, ServerRecord, now};
 
 fn record(port: u16) -> ServerRecord {
-    ServerRecord { pid: std::process::id(), host: "127.0.0.1".into(), port, model: Some("m".into()), started: now(), token: None }
+    ServerRecord {
+        pid: std::process::id(),
+        host: "127.0.0.1".into(),
+        port,
+        model: Some("m".into()),
+        started: now(),
+        token: None,
+    }
 }
 
 fn fresh() -> (tempfile::TempDir, Home) {
