@@ -28,11 +28,11 @@ done
 if [[ -n $out ]]; then : > "$out"; fi
 "#;
 
-/// Lints the whole workspace for macOS; warnings are errors.
+/// Lints `packages`, or the whole workspace, for macOS; warnings are errors.
 ///
 /// # Errors
 /// When the tools cannot be set up, or the code does not pass.
-pub fn run(ws: &Workspace) -> Result<()> {
+pub fn run(ws: &Workspace, packages: &[String]) -> Result<()> {
     if cfg!(target_os = "macos") {
         eprintln!("This is a Mac: `cargo clippy` checks the macOS build already.");
         return Ok(());
@@ -43,7 +43,13 @@ pub fn run(ws: &Workspace) -> Result<()> {
     let fake_cc = tools.join("fakecc");
     let mut cargo = Command::new("rustup");
     ws.clean(&mut cargo);
-    cargo.args(["run", TOOLCHAIN, "cargo", "clippy", "--locked", "--workspace", "--all-targets", "--target", TARGET]);
+    cargo.args(["run", TOOLCHAIN, "cargo", "clippy", "--locked", "--all-targets", "--target", TARGET]);
+    if packages.is_empty() {
+        cargo.arg("--workspace");
+    }
+    for package in packages {
+        cargo.args(["-p", package]);
+    }
     cargo.arg("--target-dir").arg(ws.cache.join("macos-check-target"));
     // In place of mlx-sys's build script, and only here: a committed override would break builds on real Macs.
     let bindings = prefix.bindings();

@@ -46,7 +46,11 @@ enum Command {
         names: Vec<String>,
     },
     /// Type-check and lint the macOS build (on Linux)
-    MacosCheck,
+    MacosCheck {
+        /// Only this package; may be given several times [default: the whole workspace]
+        #[arg(short, long = "package", value_name = "NAME")]
+        packages: Vec<String>,
+    },
     /// Set up, build, serve the starter model, ask it one question and keep serving
     Run {
         /// Port on 127.0.0.1
@@ -97,7 +101,7 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Setup => setup::run(&ws),
         Command::Starter { release } => starter::run(&ws, if release { Profile::Release } else { Profile::Dev }),
         Command::Goldens { names } => goldens::run(&ws, &names),
-        Command::MacosCheck => macos::run(&ws),
+        Command::MacosCheck { packages } => macos::run(&ws, &packages),
         Command::Run { port } => run::run(&ws, port),
         Command::Test => test::run(&ws),
         Command::Bench { json, runs, quick, only } => {
