@@ -38,6 +38,9 @@ pub enum CoreError {
         /// The values that are.
         supported: String,
     },
+    /// The folder's files are not usable together; the text names the file, what was expected and what was found.
+    #[error("{0}")]
+    Folder(String),
     /// The operating system refused.
     #[error("{}: {message}", file.display())]
     Io {

@@ -1,1 +1,22 @@
-//! hearth-engine
+//! Models, caches, sampling and the scheduler, on one thread that owns every array.
+//!
+//! [`Engine::start`] spawns the engine thread and returns an [`EngineHandle`]: Send, Clone, and the `Backend` that
+//! the server talks to. Nothing outside this crate ever holds an MLX array.
+
+mod cache;
+mod error;
+mod handle;
+mod layers;
+mod loader;
+mod models;
+mod row;
+mod sampler;
+mod scheduler;
+mod step;
+mod weights;
+mod worker;
+
+pub mod parity;
+
+pub use error::Error;
+pub use handle::{Engine, EngineHandle, EngineOptions};

@@ -1,1 +1,36 @@
-//! hearth-machine
+//! What the machine has and does. No MLX in here.
+//!
+//! ```
+//! let memory = hearth_machine::memory();
+//! assert!(memory.process > 0);
+//! ```
+
+mod sys;
+
+/// Memory in bytes at one moment. A figure that the system does not give is 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Memory {
+    /// Installed.
+    pub total: u64,
+    /// What programs could still take without swapping.
+    pub available: u64,
+    /// This process: resident set on Linux, physical footprint on macOS (where the resident set misses GPU buffers).
+    pub process: u64,
+    /// The most that `process` ever was (on macOS, the resident set's peak).
+    pub process_peak: u64,
+}
+
+/// Reads the memory figures.
+pub fn memory() -> Memory {
+    sys::memory()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_figures_are_plausible() {
+        let m = super::memory();
+        assert!(m.total > 1 << 28 && m.available <= m.total, "{m:?}");
+        assert!(m.process > 1 << 16 && m.process <= m.total && m.process_peak >= m.process / 2, "{m:?}");
+    }
+}

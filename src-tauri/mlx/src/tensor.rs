@@ -231,11 +231,9 @@ impl Tensor {
     /// # Errors
     /// MLX's, from the evaluation.
     pub fn to_vec_f32(&self) -> Result<Vec<f32>> {
-        let ready = self.astype(Dtype::F32)?.contiguous()?;
-        eval([&ready])?;
-        let count = ready.nbytes() / 4;
-        // SAFETY: evaluated, contiguous, f32, `count` elements.
-        unsafe { Ok(copy_out(mlx_sys::mlx_array_data_float32(ready.raw), count)) }
+        let ready = self.readable(Dtype::F32)?;
+        // SAFETY: evaluated, row-major, f32.
+        unsafe { Ok(copy_out(mlx_sys::mlx_array_data_float32(ready.raw), ready.nbytes() / 4)) }
     }
 
     /// The values, row-major, evaluated and converted to u32 where they are of another type.
@@ -243,11 +241,25 @@ impl Tensor {
     /// # Errors
     /// MLX's, from the evaluation.
     pub fn to_vec_u32(&self) -> Result<Vec<u32>> {
-        let ready = self.astype(Dtype::U32)?.contiguous()?;
+        let ready = self.readable(Dtype::U32)?;
+        // SAFETY: evaluated, row-major, u32.
+        unsafe { Ok(copy_out(mlx_sys::mlx_array_data_uint32(ready.raw), ready.nbytes() / 4)) }
+    }
+
+    /// This tensor evaluated, of this type and row-major. Where it is so already no operation is added: one more
+    /// would queue behind everything dispatched since, and reading a token would wait for the next step.
+    fn readable(&self, dtype: Dtype) -> Result<Tensor> {
+        let ready = if self.dtype()? == dtype { self.share() } else { self.astype(dtype)? };
         eval([&ready])?;
-        let count = ready.nbytes() / 4;
-        // SAFETY: evaluated, contiguous, u32, `count` elements.
-        unsafe { Ok(copy_out(mlx_sys::mlx_array_data_uint32(ready.raw), count)) }
+        let mut row_major = false;
+        // SAFETY: the array is evaluated.
+        check("is_row_contiguous", unsafe { mlx_sys::_mlx_array_is_row_contiguous(&mut row_major, ready.raw) })?;
+        if row_major {
+            return Ok(ready);
+        }
+        let ready = ready.contiguous()?;
+        eval([&ready])?;
+        Ok(ready)
     }
 }
 

@@ -1,0 +1,27 @@
+//! What can go wrong inside the engine. At the border it becomes hearth-core's `EngineError`.
+
+use hearth_core::{CoreError, EngineError};
+use hearth_mlx::MlxError;
+
+/// An error inside the engine.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// MLX refused an operation.
+    #[error(transparent)]
+    Mlx(#[from] MlxError),
+    /// A model's files are not usable.
+    #[error(transparent)]
+    Model(#[from] CoreError),
+}
+
+/// The engine's result.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<Error> for EngineError {
+    fn from(e: Error) -> Self {
+        match e {
+            Error::Mlx(e) => EngineError::Compute { message: e.to_string() },
+            Error::Model(e) => EngineError::ModelUnusable(e),
+        }
+    }
+}

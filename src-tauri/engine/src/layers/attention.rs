@@ -1,0 +1,118 @@
+//! Grouped-query attention (Ainslie et al. 2023) with rotary embedding: projections and rotation over all
+//! tokens of a step, attention itself row by row on each row's own cache.
+
+use crate::cache::Reach;
+use crate::error::Result;
+use crate::layers::linear::Linear;
+use crate::layers::norm::RmsNorm;
+use crate::layers::rotary::Rotary;
+use crate::step::Step;
+use crate::weights::Weights;
+use hearth_core::config::{LayerConfig, ModelConfig};
+use hearth_mlx::{Device, Mask, Tensor, concatenate};
+
+/// One layer's attention.
+#[derive(Debug)]
+pub struct Attention {
+    qkv: Linear,
+    out: Linear,
+    norms: Option<(RmsNorm, RmsNorm)>,
+    rope: bool,
+    heads: i32,
+    kv_heads: i32,
+    head_dim: i32,
+    scale: f32,
+    device: Device,
+}
+
+impl Attention {
+    /// Reads `q_proj`, `k_proj`, `v_proj`, `o_proj` (and `q_norm`, `k_norm` where the config has them) below `path`.
+    ///
+    /// # Errors
+    /// Missing weights, or weights of another shape.
+    pub fn load(weights: &mut Weights<'_>, path: &str, config: &ModelConfig, layer: &LayerConfig) -> Result<Self> {
+        let (q, kv) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
+        let name = |part: &str| format!("{path}.{part}");
+        let parts = [(&*name("q_proj"), q), (&*name("k_proj"), kv), (&*name("v_proj"), kv)];
+        let norms = if config.qk_norm {
+            let mut norm = |part| RmsNorm::load(weights, &name(part), config.head_dim, config.rms_norm_eps);
+            Some((norm("q_norm")?, norm("k_norm")?))
+        } else {
+            None
+        };
+        Ok(Attention {
+            qkv: weights.linear(&parts, config.hidden_size, config.qkv_bias)?,
+            out: weights.linear(&[(&name("o_proj"), config.hidden_size)], q, config.o_bias)?,
+            norms,
+            rope: layer.rope,
+            heads: config.num_heads as i32,
+            kv_heads: config.num_kv_heads as i32,
+            head_dim: config.head_dim as i32,
+            scale: (config.head_dim as f32).powf(-0.5),
+            device: weights.device(),
+        })
+    }
+
+    /// `[tokens, hidden]` → the same; `layer` says which cache of each row is this layer's.
+    ///
+    /// # Errors
+    /// MLX's.
+    pub fn forward(&self, x: &Tensor, rotary: &Rotary, step: &mut Step<'_>, layer: usize) -> Result<Tensor> {
+        let (tokens, h, kv, d) = (x.dim(0), self.heads, self.kv_heads, self.head_dim);
+        let qkv = self.qkv.forward(x)?.reshape(&[tokens, h + 2 * kv, d])?;
+        let values = qkv.slice(1, h + kv, h + 2 * kv)?;
+        let mut qk = qkv.slice(1, 0, h + kv)?;
+        if let Some((q_norm, k_norm)) = &self.norms {
+            let (q, k) = (q_norm.forward(&qk.slice(1, 0, h)?)?, k_norm.forward(&qk.slice(1, h, h + kv)?)?);
+            qk = concatenate([&q, &k], 1)?;
+        }
+        if self.rope {
+            qk = rotary.apply(&qk, step.angles(rotary)?)?;
+        }
+        let mut outputs = Vec::with_capacity(step.rows());
+        let mut at = 0;
+        for row in 0..step.rows() {
+            let n = step.tokens(row);
+            let part = |of: &Tensor, from: i32, to: i32| of.slice_strided(&[at, from, 0], &[at + n, to, d], &[1, 1, 1]);
+            // [n, heads, d] → [1, heads, n, d]; for a single token that is a reshape, not a transposition.
+            let heads_first = |t: Tensor, heads: i32| {
+                if n == 1 { t.reshape(&[1, heads, 1, d]) } else { t.transpose(&[1, 0, 2])?.expand_dims(0) }
+            };
+            let keys = heads_first(part(&qk, h, h + kv)?, kv)?;
+            let values = heads_first(part(&values, 0, kv)?, kv)?;
+            let seen = step.cache(row, layer).update(keys, values)?;
+            let queries = part(&qk, 0, h)?;
+            let output = if n == 1 && self.device == Device::Cpu {
+                self.attend_one(&queries, &seen.keys, &seen.values)?
+            } else {
+                let queries = heads_first(queries, h)?;
+                let output = match seen.reach {
+                    Reach::All if n == 1 => queries.attention(&seen.keys, &seen.values, self.scale, Mask::None)?,
+                    Reach::All => queries.attention(&seen.keys, &seen.values, self.scale, Mask::Causal)?,
+                    Reach::Window(window) => {
+                        let mask = step.window_mask(row, window, seen.keys.dim(2))?;
+                        queries.attention(&seen.keys, &seen.values, self.scale, Mask::Array(mask))?
+                    }
+                };
+                output.transpose(&[0, 2, 1, 3])?.reshape(&[n, h * d])?
+            };
+            outputs.push(output);
+            at += n;
+        }
+        let output = match &outputs[..] {
+            [one] => one.share(),
+            many => concatenate(many, 0)?,
+        };
+        self.out.forward(&output)
+    }
+
+    /// One token on a CPU: the group's query heads are the rows of one small product per key/value head.
+    /// No mask: whatever a cache hands to a single token, it may see.
+    fn attend_one(&self, queries: &Tensor, keys: &Tensor, values: &Tensor) -> Result<Tensor> {
+        let group = self.heads / self.kv_heads;
+        let queries = queries.multiply(&Tensor::scalar(self.scale))?;
+        let queries = queries.reshape(&[1, self.kv_heads, group, self.head_dim])?;
+        let weights = queries.matmul(&keys.swap_last()?)?.softmax(-1)?;
+        Ok(weights.matmul(values)?.reshape(&[1, self.heads * self.head_dim])?)
+    }
+}

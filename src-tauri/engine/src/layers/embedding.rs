@@ -1,0 +1,51 @@
+//! Token embedding, and the LM head where it is the same matrix.
+
+use crate::error::Result;
+use crate::layers::linear::{Linear, Weight};
+use hearth_mlx::{Dtype, QuantizedWeight, Tensor};
+
+/// A lookup table `[vocab, width]`.
+#[derive(Debug)]
+pub enum Embedding {
+    /// Rows as they are.
+    Rows(Tensor),
+    /// The transposed matrix `[width, vocab]` of a tied LM head on a CPU: one copy in memory serves both.
+    Columns(Tensor),
+    /// Quantized rows, unpacked as they are looked up, into this dtype.
+    Quantized(QuantizedWeight, Dtype),
+}
+
+impl Embedding {
+    /// Ids `[tokens]` → `[tokens, width]`.
+    ///
+    /// # Errors
+    /// MLX's.
+    pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        Ok(match self {
+            Embedding::Rows(table) => table.take(ids, 0)?,
+            Embedding::Columns(table) => table.take(ids, 1)?.swap_last()?.contiguous()?,
+            Embedding::Quantized(table, dtype) => table.take_rows(ids)?.dequantize(*dtype)?,
+        })
+    }
+
+    /// The LM head that shares this table.
+    ///
+    /// # Errors
+    /// MLX's.
+    pub fn tied_head(&self) -> Result<Linear> {
+        let weight = match self {
+            Embedding::Rows(table) => Weight::Dense(table.swap_last()?),
+            Embedding::Columns(table) => Weight::Dense(table.share()),
+            Embedding::Quantized(q, _) => Weight::Quantized {
+                matrix: QuantizedWeight {
+                    packed: q.packed.share(),
+                    scales: q.scales.share(),
+                    biases: q.biases.as_ref().map(Tensor::share),
+                    ..*q
+                },
+                unpack_for_many: false,
+            },
+        };
+        Ok(Linear::new(weight, None))
+    }
+}

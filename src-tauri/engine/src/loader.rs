@@ -1,0 +1,150 @@
+//! From a folder to a model that can answer: config, weights, tokenizer and templates, each checked against the
+//! others. Nothing half-loaded stays behind: an error drops everything that was read.
+
+use crate::error::{Error, Result};
+use crate::models::{self, Model};
+use crate::weights::{Progress, Weights};
+use hearth_core::config::{ModelConfig, read_json, token_ids};
+use hearth_core::layout::CacheLayout;
+use hearth_core::tokenizer::Tokenizer;
+use hearth_core::{CoreError, ServedModel};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A model in memory, on the thread that loaded it.
+pub struct Loaded {
+    /// The network.
+    pub model: Box<dyn Model>,
+    /// What its rows keep.
+    pub layout: CacheLayout,
+    /// What requests need to know of it.
+    pub served: Arc<ServedModel>,
+    /// Bytes of its weights in memory.
+    pub weight_bytes: u64,
+    /// Ids that XTC never drops: end of sequence and newline.
+    pub xtc_exempt: Vec<u32>,
+}
+
+/// How the engine gets its models. The real one is [`load`]; tests put faulty ones in its place.
+pub type Loader = Box<dyn Fn(&Path, &str, Option<usize>, Progress<'_>) -> Result<Loaded> + Send>;
+
+/// Loads the model in this folder. `context` limits the context below what the config allows.
+///
+/// # Errors
+/// [`CoreError`] naming the file, what was expected and what was found.
+pub fn load(dir: &Path, id: &str, context: Option<usize>, progress: Progress<'_>) -> Result<Loaded> {
+    let folder = hearth_library::folder::open(dir).map_err(|e| CoreError::Folder(e.to_string()))?;
+    let config_file = dir.join("config.json");
+    let config = ModelConfig::read(&config_file)?;
+    let before = hearth_mlx::active_memory()?;
+    // The tokenizer takes as long to parse as a small model's weights to load: do both at once.
+    let (served, model) = std::thread::scope(|scope| {
+        let texts = scope.spawn(|| served(dir, id, context, &config));
+        let mut weights = Weights::new(&folder, config.quantization.clone(), progress)?;
+        let model = models::load(&config, &mut weights);
+        let served = texts.join().unwrap_or_else(|_| Err(broken_tokenizer(dir)));
+        Ok::<_, Error>((served?, model?))
+    })?;
+    hearth_mlx::clear_cache()?;
+    let newline = served.tokenizer.encode("\n", false).unwrap_or_default();
+    let xtc_exempt = served.eos.iter().chain(newline.last()).copied().collect();
+    let weight_bytes = hearth_mlx::active_memory()?.saturating_sub(before) as u64;
+    Ok(Loaded { model, layout: config.cache_layout(), served: Arc::new(served), weight_bytes, xtc_exempt })
+}
+
+fn broken_tokenizer(dir: &Path) -> Error {
+    CoreError::Invalid {
+        file: dir.join("tokenizer.json"),
+        what: "tokenizer".into(),
+        expected: "a tokenizer in Hugging Face's format".into(),
+        found: "something that its parser gives up on".into(),
+    }
+    .into()
+}
+
+/// Everything about the model that is text.
+fn served(dir: &Path, id: &str, context: Option<usize>, config: &ModelConfig) -> Result<ServedModel> {
+    let tokenizer_file = dir.join("tokenizer.json");
+    let tokenizer = Tokenizer::from_file(&tokenizer_file)?;
+    let tokenizer_config = optional_json(&dir.join("tokenizer_config.json"))?;
+    let generation_file = dir.join("generation_config.json");
+    let generation_config = optional_json(&generation_file)?;
+    if tokenizer.vocab_size() > config.vocab_size {
+        return Err(foreign(
+            &tokenizer_file,
+            format!("at most {} ids, as config.json says", config.vocab_size),
+            format!("{} ids", tokenizer.vocab_size()),
+        ));
+    }
+    let mut eos = config.eos.clone();
+    eos.extend(token_ids(&generation_config["eos_token_id"], "eos_token_id", &generation_file)?);
+    if let Some(token) = token_text(&tokenizer_config["eos_token"]) {
+        match tokenizer.token_to_id(token) {
+            Some(id) => eos.push(id),
+            None => {
+                return Err(foreign(
+                    &tokenizer_file,
+                    format!("the end-of-sequence token {token} of tokenizer_config.json"),
+                    "no such token".into(),
+                ));
+            }
+        }
+    }
+    eos.sort_unstable();
+    eos.dedup();
+    if let Some(id) = eos.iter().find(|&&id| id as usize >= config.vocab_size) {
+        return Err(foreign(
+            &dir.join("config.json"),
+            format!("end-of-sequence ids below {}", config.vocab_size),
+            id.to_string(),
+        ));
+    }
+    if let Some(id) = config.eos.iter().find(|&&id| id as usize >= tokenizer.vocab_size()) {
+        return Err(foreign(
+            &tokenizer_file,
+            format!("the end-of-sequence id {id} of config.json"),
+            format!("{} ids", tokenizer.vocab_size()),
+        ));
+    }
+    let limit = config.max_position_embeddings;
+    Ok(ServedModel {
+        id: id.to_owned(),
+        path: dir.to_owned(),
+        model_type: config.model_type.clone(),
+        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        context: context.map_or(limit, |c| c.clamp(2, limit)),
+        vocab_size: config.vocab_size,
+        eos,
+        tokenizer: Arc::new(tokenizer),
+        chat_template: chat_template(dir)?,
+        tokenizer_config: Arc::new(tokenizer_config),
+        generation_config: Arc::new(generation_config),
+    })
+}
+
+fn foreign(file: &Path, expected: String, found: String) -> Error {
+    let what = "does not belong to this model".to_owned();
+    CoreError::Invalid { file: file.to_owned(), what, expected, found }.into()
+}
+
+/// A special token in `tokenizer_config.json`: its text, or an object with its content.
+fn token_text(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value["content"].as_str())
+}
+
+/// A JSON object, or an empty one where there is no file.
+fn optional_json(file: &Path) -> Result<Value> {
+    if file.exists() { Ok(read_json(file)?) } else { Ok(json!({})) }
+}
+
+/// `chat_template.jinja`, or the one in `chat_template.json`; `tokenizer_config.json` has its own.
+fn chat_template(dir: &Path) -> Result<Option<String>> {
+    let io = |file: PathBuf| move |e: std::io::Error| CoreError::Io { file, message: e.to_string() };
+    let jinja = dir.join("chat_template.jinja");
+    if jinja.exists() {
+        return Ok(Some(std::fs::read_to_string(&jinja).map_err(io(jinja.clone()))?));
+    }
+    Ok(optional_json(&dir.join("chat_template.json"))?["chat_template"].as_str().map(str::to_owned))
+}

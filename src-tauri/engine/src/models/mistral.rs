@@ -1,0 +1,15 @@
+//! Mistral: Llama's layers under its own name. As in the reference (mlx-lm's llama), a window applies only where
+//! `layer_types` says so.
+
+use crate::error::Result;
+use crate::layers::decoder::{Block, Decoder};
+use crate::weights::Weights;
+use hearth_core::config::ModelConfig;
+
+/// Exactly Llama's blocks.
+///
+/// # Errors
+/// Missing weights, or weights of another shape.
+pub fn load(config: &ModelConfig, weights: &mut Weights<'_>) -> Result<Decoder> {
+    Decoder::load(weights, config, Block::load)
+}

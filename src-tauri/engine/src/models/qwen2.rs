@@ -1,0 +1,14 @@
+//! Qwen2 and Qwen2.5: Llama's layers with biases on q, k and v and none on o. Reference: mlx-lm's qwen2.
+
+use crate::error::Result;
+use crate::layers::decoder::{Block, Decoder};
+use crate::weights::Weights;
+use hearth_core::config::ModelConfig;
+
+/// Llama's blocks; `qkv_bias` is always on.
+///
+/// # Errors
+/// Missing weights, or weights of another shape.
+pub fn load(config: &ModelConfig, weights: &mut Weights<'_>) -> Result<Decoder> {
+    Decoder::load(weights, config, Block::load)
+}

@@ -1,0 +1,215 @@
+//! Who runs next, decided over integers: no MLX, no clocks, no channels. Three verbs: `add` a request, `plan` the
+//! next round, tell what happened (`prefilled`, `remove`).
+//!
+//! A round is at most one prefill chunk, shared first come first served by the rows that still have prompt left,
+//! and one decode step of all rows that are past their prompt.
+
+use std::collections::VecDeque;
+
+/// The scheduler's fixed numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Rows computed at once.
+    pub max_rows: usize,
+    /// Prompt tokens in one chunk when nothing else runs.
+    pub chunk: usize,
+    /// The least that a chunk shrinks to while others decode.
+    pub least_chunk: usize,
+    /// How long a chunk may keep decoding rows waiting, in milliseconds.
+    pub chunk_ms: u64,
+}
+
+/// A row that is being computed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Active {
+    id: u64,
+    prompt: usize,
+    done: usize,
+}
+
+/// What one round does.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Round {
+    /// Rows that leave the queue, in order.
+    pub admit: Vec<u64>,
+    /// Prompt tokens to compute: row and how many, in order.
+    pub prefill: Vec<(u64, usize)>,
+    /// Rows that decode one token.
+    pub decode: Vec<u64>,
+}
+
+/// The queue and the rows.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    waiting: VecDeque<(u64, usize)>,
+    active: Vec<Active>,
+}
+
+impl Scheduler {
+    /// An empty scheduler.
+    pub fn new(limits: Limits) -> Self {
+        Scheduler { limits, waiting: VecDeque::new(), active: Vec::new() }
+    }
+
+    /// Queues a request of this many prompt tokens.
+    pub fn add(&mut self, id: u64, prompt: usize) {
+        self.waiting.push_back((id, prompt));
+    }
+
+    /// Decides the next round. `prefill_rate` is the measured speed in tokens per second, if known; `can_decode`
+    /// says whether a row takes part in this step (a client that does not read pauses its own row).
+    pub fn plan(&mut self, prefill_rate: Option<f64>, mut can_decode: impl FnMut(u64) -> bool) -> Round {
+        let mut round = Round::default();
+        while self.active.len() < self.limits.max_rows {
+            let Some((id, prompt)) = self.waiting.pop_front() else { break };
+            self.active.push(Active { id, prompt, done: 0 });
+            round.admit.push(id);
+        }
+        round.decode = self.active.iter().filter(|a| a.done == a.prompt && can_decode(a.id)).map(|a| a.id).collect();
+        let mut budget = match round.decode.is_empty() {
+            true => self.limits.chunk,
+            false => {
+                let fits = prefill_rate.map_or(0, |rate| (rate * self.limits.chunk_ms as f64 / 1000.0) as usize);
+                fits.clamp(self.limits.least_chunk.min(self.limits.chunk), self.limits.chunk)
+            }
+        };
+        for row in self.active.iter().filter(|a| a.done < a.prompt) {
+            let n = (row.prompt - row.done).min(budget);
+            if n == 0 {
+                break;
+            }
+            round.prefill.push((row.id, n));
+            budget -= n;
+        }
+        round
+    }
+
+    /// Tells that `n` prompt tokens of a row were computed; true when its prompt is complete.
+    pub fn prefilled(&mut self, id: u64, n: usize) -> bool {
+        match self.active.iter_mut().find(|a| a.id == id) {
+            Some(row) => {
+                row.done = (row.done + n).min(row.prompt);
+                row.done == row.prompt
+            }
+            None => false,
+        }
+    }
+
+    /// Forgets a row, waiting or active: finished, failed or cancelled.
+    pub fn remove(&mut self, id: u64) {
+        self.waiting.retain(|(w, _)| *w != id);
+        self.active.retain(|a| a.id != id);
+    }
+
+    /// Rows being computed.
+    pub fn active(&self) -> usize {
+        self.active.len()
+    }
+
+    /// Requests in the queue.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    const LIMITS: Limits = Limits { max_rows: 3, chunk: 20, least_chunk: 4, chunk_ms: 300 };
+
+    #[test]
+    fn rows_share_a_chunk_in_order_and_join_the_next_step() {
+        let mut s = Scheduler::new(LIMITS);
+        for (id, prompt) in [(1, 5), (2, 30), (3, 1), (4, 9)] {
+            s.add(id, prompt);
+        }
+        let round = s.plan(None, |_| true);
+        assert_eq!(round.admit, [1, 2, 3]);
+        assert_eq!(round.prefill, [(1, 5), (2, 15)]);
+        assert!(s.prefilled(1, 5) && !s.prefilled(2, 15));
+        let round = s.plan(Some(20.0), |_| true);
+        assert_eq!(round.decode, [1]);
+        assert_eq!(round.prefill, [(2, 6)], "300 ms at 20 tokens/s while row 1 decodes");
+        s.remove(1);
+        assert_eq!(s.plan(None, |_| true).admit, [4], "a freed row is taken at once");
+    }
+
+    #[test]
+    fn a_paused_row_does_not_decode_and_does_not_shrink_the_chunk() {
+        let mut s = Scheduler::new(LIMITS);
+        s.add(1, 1);
+        s.plan(None, |_| true);
+        s.prefilled(1, 1);
+        s.add(2, 50);
+        let round = s.plan(Some(20.0), |_| false);
+        assert_eq!((round.decode.len(), round.prefill), (0, vec![(2, 20)]));
+    }
+
+    proptest! {
+        /// Any mix of arrivals, cancellations and lengths: every row is served, in order of arrival where it
+        /// matters, nobody waits while a slot is free, and no slot leaks.
+        #[test]
+        fn nobody_starves_and_no_slot_leaks(
+            rows in proptest::collection::vec((1usize..60, 1usize..12, 0usize..40, proptest::option::of(0usize..60)), 1..30),
+            rate in proptest::option::of(1f64..200.0),
+        ) {
+            let mut s = Scheduler::new(LIMITS);
+            // id → (prompt left, tokens left)
+            let mut left: BTreeMap<u64, (usize, usize)> = BTreeMap::new();
+            let mut admitted = Vec::new();
+            let mut served = std::collections::BTreeSet::new();
+            let last_arrival = rows.iter().map(|r| r.2).max().unwrap_or(0);
+            let mut round_number = 0;
+            loop {
+                for (id, (prompt, tokens, arrives, _)) in rows.iter().enumerate() {
+                    if *arrives == round_number {
+                        s.add(id as u64, *prompt);
+                        left.insert(id as u64, (*prompt, *tokens));
+                    }
+                }
+                for (id, row) in rows.iter().enumerate() {
+                    if row.3 == Some(round_number) && left.remove(&(id as u64)).is_some() {
+                        s.remove(id as u64);
+                    }
+                }
+                let round = s.plan(rate, |_| true);
+                admitted.extend(round.admit.clone());
+                prop_assert!(s.active() <= LIMITS.max_rows);
+                prop_assert!(s.waiting() == 0 || s.active() == LIMITS.max_rows, "a free slot and a waiting row");
+                prop_assert!(round.prefill.iter().map(|p| p.1).sum::<usize>() <= LIMITS.chunk);
+                prop_assert!(s.active() == 0 || !(round.prefill.is_empty() && round.decode.is_empty()), "an idle round");
+                for (id, n) in &round.prefill {
+                    let row = left.get_mut(id).unwrap();
+                    prop_assert!(*n > 0 && *n <= row.0);
+                    row.0 -= n;
+                    prop_assert_eq!(s.prefilled(*id, *n), row.0 == 0);
+                }
+                for id in &round.decode {
+                    let row = left.get_mut(id).unwrap();
+                    prop_assert_eq!(row.0, 0, "decoding before the prompt is done");
+                    row.1 -= 1;
+                    if row.1 == 0 {
+                        served.insert(*id);
+                        left.remove(id);
+                        s.remove(*id);
+                    }
+                }
+                if left.is_empty() && round_number > last_arrival {
+                    break;
+                }
+                round_number += 1;
+                prop_assert!(round_number < 20_000, "a row starves");
+            }
+            prop_assert_eq!((s.active(), s.waiting()), (0, 0));
+            let cancelled = rows.iter().filter(|r| r.3.is_some()).count();
+            prop_assert!(served.len() + cancelled >= rows.len());
+            let mut by_arrival = admitted.clone();
+            by_arrival.sort_by_key(|id| (rows[*id as usize].2, *id));
+            prop_assert_eq!(admitted, by_arrival, "first come, first served");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! One forward pass as the layers see it: which rows take part with how many tokens, and what all layers share
+//! (rotation angles, window masks), computed once.
+
+use crate::cache::LayerCache;
+use crate::error::Result;
+use crate::layers::rotary::{Angles, Rotary};
+use hearth_mlx::{Dtype, Tensor};
+use std::collections::HashMap;
+
+/// One row's part in a step.
+#[derive(Debug)]
+pub struct Segment<'a> {
+    /// How many new tokens it has (at least 1).
+    pub tokens: usize,
+    /// Its caches, one per layer.
+    pub caches: &'a mut [LayerCache],
+}
+
+/// One forward pass over the tokens of several rows.
+#[derive(Debug)]
+pub struct Step<'a> {
+    segments: Vec<Segment<'a>>,
+    /// Position of every token.
+    positions: Vec<i32>,
+    angles: Option<Angles>,
+    masks: HashMap<(usize, usize), Tensor>,
+    /// Position of each row's first new token.
+    starts: Vec<usize>,
+}
+
+impl<'a> Step<'a> {
+    /// A step over these rows, in this order.
+    pub fn new(segments: Vec<Segment<'a>>) -> Self {
+        let starts: Vec<usize> = segments.iter().map(|s| s.caches.first().map_or(0, LayerCache::offset)).collect();
+        let of_row =
+            |(s, &start): (&Segment<'_>, &usize)| (start..start + s.tokens).map(|p| p as i32).collect::<Vec<_>>();
+        let positions = segments.iter().zip(&starts).flat_map(of_row).collect();
+        Step { segments, positions, angles: None, masks: HashMap::new(), starts }
+    }
+
+    /// Rows in the step.
+    pub fn rows(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// New tokens of a row.
+    pub fn tokens(&self, row: usize) -> i32 {
+        self.segments.get(row).map_or(0, |s| s.tokens as i32)
+    }
+
+    /// A row's cache for a layer. Both numbers come from the model's own loops.
+    pub fn cache(&mut self, row: usize, layer: usize) -> &mut LayerCache {
+        &mut self.segments[row].caches[layer]
+    }
+
+    /// The rotation angles of all tokens.
+    ///
+    /// # Errors
+    /// MLX's.
+    pub fn angles(&mut self, rotary: &Rotary) -> Result<&Angles> {
+        let angles = match self.angles.take() {
+            Some(angles) => angles,
+            None => rotary.angles(&self.positions)?,
+        };
+        Ok(self.angles.insert(angles))
+    }
+
+    /// Where a row's new tokens may look among `keys` keys that end with themselves: bool `[tokens, keys]`.
+    ///
+    /// # Errors
+    /// MLX's.
+    pub fn window_mask(&mut self, row: usize, window: usize, keys: i32) -> Result<&Tensor> {
+        let n = self.tokens(row);
+        let end = self.starts.get(row).map_or(0, |s| *s as i32) + n;
+        let mask = match self.masks.remove(&(row, window)) {
+            Some(mask) => mask,
+            None => {
+                let queries = Tensor::arange(end - n, n, Dtype::I32)?.reshape(&[n, 1])?;
+                let keys = Tensor::arange(end - keys, keys, Dtype::I32)?;
+                let window = Tensor::from_i32(&[window as i32])?;
+                let past = queries.greater_equal(&keys)?;
+                past.logical_and(&queries.subtract(&keys)?.less(&window)?)?
+            }
+        };
+        Ok(self.masks.entry((row, window)).or_insert(mask))
+    }
+}

@@ -1,0 +1,320 @@
+//! Weights from a model folder: shapes checked against the config, dtypes and layouts chosen for the device.
+//! Bytes are read by Hearth and handed to MLX, so that a damaged file is an error that names it, whatever its path.
+
+use crate::error::Result;
+use crate::layers::embedding::Embedding;
+use crate::layers::linear::{Linear, Weight};
+use hearth_core::CoreError;
+use hearth_core::quantization::{Mode, Quantization, QuantizationConfig};
+use hearth_library::folder::{self, ModelFolder, TensorInfo};
+use hearth_mlx::{Device, Dtype, QuantizedWeight, Tensor, concatenate, eval};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Called with the share of the weights that is loaded, 0–1.
+pub type Progress<'a> = &'a mut dyn FnMut(f64);
+
+/// A model folder being loaded.
+pub struct Weights<'a> {
+    folder: &'a ModelFolder,
+    quantization: QuantizationConfig,
+    device: Device,
+    /// On a CPU: unpack quantized matrices to dense f32.
+    unpack: bool,
+    /// The shard that was read last.
+    open: Option<(usize, File)>,
+    read: u64,
+    total: u64,
+    progress: Progress<'a>,
+}
+
+/// Share of the available memory that unpacked weights may take on a CPU.
+const UNPACK_SHARE: f64 = 0.6;
+
+impl<'a> Weights<'a> {
+    /// Prepares to load from this folder onto the default device.
+    ///
+    /// # Errors
+    /// MLX's, if it has no device.
+    pub fn new(folder: &'a ModelFolder, quantization: QuantizationConfig, progress: Progress<'a>) -> Result<Self> {
+        let device = hearth_mlx::device()?;
+        let total = folder.weight_bytes();
+        let mut weights = Weights { folder, quantization, device, unpack: false, open: None, read: 0, total, progress };
+        let available = hearth_machine::memory().available;
+        weights.unpack = device == Device::Cpu && (weights.dense_bytes() as f64) < available as f64 * UNPACK_SHARE;
+        Ok(weights)
+    }
+
+    /// The device that everything is laid out for.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Whether the files hold this tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.folder.tensors.contains_key(name)
+    }
+
+    /// Bytes of all weights as f32.
+    fn dense_bytes(&self) -> u64 {
+        let elements = |(name, info): (&String, &TensorInfo)| {
+            let stored: u64 = info.shape.iter().product();
+            match name.strip_suffix(".weight").filter(|path| self.has(&format!("{path}.scales"))) {
+                Some(path) => self.quantization.for_layer(path).map_or(stored, |q| stored * 32 / u64::from(q.bits)),
+                None => stored,
+            }
+        };
+        self.folder.tensors.iter().map(elements).sum::<u64>() * 4
+    }
+
+    /// A float tensor of this shape, in the compute dtype (f32 on a CPU, as stored on a GPU).
+    ///
+    /// # Errors
+    /// Missing, of another shape, of a dtype that is not a float, or unreadable.
+    pub fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let tensor = self.raw(name, shape)?;
+        if !tensor.dtype()?.is_float() {
+            return Err(self.mismatch(name, "a float dtype", format!("{:?}", tensor.dtype()?)).into());
+        }
+        self.computed(tensor)
+    }
+
+    /// Layers of the same input, fused along their outputs; each part is a weight path and its output width.
+    /// With `bias`, every part has one.
+    ///
+    /// # Errors
+    /// As [`Weights::tensor`].
+    pub fn linear(&mut self, parts: &[(&str, usize)], inputs: usize, bias: bool) -> Result<Linear> {
+        let mut matrices = Vec::with_capacity(parts.len());
+        for (path, outputs) in parts {
+            matrices.push(self.matrix(path, *outputs, inputs)?);
+        }
+        let weight = self.fuse(matrices)?;
+        let bias = match bias {
+            false => None,
+            true => {
+                let biases = parts
+                    .iter()
+                    .map(|(path, outputs)| self.tensor(&format!("{path}.bias"), &[*outputs]))
+                    .collect::<Result<Vec<_>>>()?;
+                Some(concatenate(&biases, 0)?)
+            }
+        };
+        if let Some(bias) = &bias {
+            eval([bias])?;
+        }
+        Ok(Linear::new(weight, bias))
+    }
+
+    /// The embedding table `[vocab, width]`; `tied` when the LM head uses it too.
+    ///
+    /// # Errors
+    /// As [`Weights::tensor`].
+    pub fn embedding(&mut self, path: &str, vocab: usize, width: usize, tied: bool) -> Result<Embedding> {
+        let matrix = self.matrix(path, vocab, width)?;
+        Ok(match matrix {
+            Matrix::Dense(table) if tied && self.device == Device::Cpu => Embedding::Columns(self.transposed(table)?),
+            Matrix::Quantized(q) if tied && self.unpack => {
+                Embedding::Columns(self.transposed(q.dequantize(Dtype::F32)?)?)
+            }
+            Matrix::Dense(table) => {
+                eval([&table])?;
+                Embedding::Rows(table)
+            }
+            Matrix::Quantized(q) => {
+                let dtype = if self.device == Device::Cpu { Dtype::F32 } else { float_of(&q)? };
+                Embedding::Quantized(q, dtype)
+            }
+        })
+    }
+
+    fn fuse(&self, mut matrices: Vec<Matrix>) -> Result<Weight> {
+        if self.device == Device::Cpu && (self.unpack || matrices.iter().all(|m| matches!(m, Matrix::Dense(_)))) {
+            let dense = matrices
+                .into_iter()
+                .map(|m| match m {
+                    Matrix::Dense(t) => Ok(t),
+                    Matrix::Quantized(q) => Ok(q.dequantize(Dtype::F32)?),
+                })
+                .collect::<Result<Vec<_>>>()?;
+            return Ok(Weight::Dense(self.transposed(concatenate(&dense, 0)?)?));
+        }
+        if matrices.len() > 1 {
+            match same_scheme(&matrices) {
+                Some(_) => matrices = vec![join(&matrices)?],
+                None => {
+                    let parts = matrices.into_iter().map(|m| self.single(m)).collect::<Result<_>>()?;
+                    return Ok(Weight::Parts(parts));
+                }
+            }
+        }
+        match matrices.pop() {
+            Some(matrix) => self.single(matrix),
+            None => Ok(Weight::Parts(Vec::new())),
+        }
+    }
+
+    fn single(&self, matrix: Matrix) -> Result<Weight> {
+        Ok(match matrix {
+            Matrix::Dense(t) => {
+                eval([&t])?;
+                Weight::Dense(t.swap_last()?)
+            }
+            Matrix::Quantized(matrix) => {
+                eval([&matrix.packed, &matrix.scales].into_iter().chain(&matrix.biases))?;
+                Weight::Quantized { matrix, unpack_for_many: self.device == Device::Cpu }
+            }
+        })
+    }
+
+    /// `[out, in]` → `[in, out]`, contiguous, computed now so that what it came from can go.
+    fn transposed(&self, dense: Tensor) -> Result<Tensor> {
+        let transposed = dense.swap_last()?.contiguous()?;
+        eval([&transposed])?;
+        drop(dense);
+        hearth_mlx::clear_cache()?;
+        Ok(transposed)
+    }
+
+    /// A weight matrix `[outputs, inputs]`, quantized where the files hold scales for it.
+    fn matrix(&mut self, path: &str, outputs: usize, inputs: usize) -> Result<Matrix> {
+        let name = format!("{path}.weight");
+        if !self.has(&format!("{path}.scales")) {
+            return Ok(Matrix::Dense(self.tensor(&name, &[outputs, inputs])?));
+        }
+        let Some(q) = self.quantization.for_layer(path) else {
+            let found = format!("{path}.scales, but no quantization for it in config.json");
+            return Err(self.mismatch(&name, "an unquantized layer, as config.json says", found).into());
+        };
+        self.quantized(path, outputs, inputs, q).map(Matrix::Quantized)
+    }
+
+    fn quantized(&mut self, path: &str, outputs: usize, inputs: usize, q: Quantization) -> Result<QuantizedWeight> {
+        let (bits, group) = (q.bits as usize, q.group_size as usize);
+        if inputs % group != 0 || inputs * bits % 32 != 0 {
+            let expected = format!("a width that is a multiple of the group size {group}");
+            return Err(self.mismatch(&format!("{path}.weight"), &expected, inputs.to_string()).into());
+        }
+        let groups = [outputs, inputs / group];
+        let packed = self.raw(&format!("{path}.weight"), &[outputs, inputs * bits / 32])?;
+        let affine = q.mode == Mode::Affine;
+        let (scales, biases) = if affine {
+            let scales = self.tensor(&format!("{path}.scales"), &groups)?;
+            (scales, Some(self.tensor(&format!("{path}.biases"), &groups)?))
+        } else {
+            (self.raw(&format!("{path}.scales"), &groups)?, None)
+        };
+        let (want, found) = (if affine { None } else { Some(Dtype::U8) }, scales.dtype()?);
+        if packed.dtype()? != Dtype::U32 || want.is_some_and(|w| w != found) {
+            let found = format!("{:?} and {found:?}", packed.dtype()?);
+            return Err(self
+                .mismatch(&format!("{path}.weight"), "packed U32 weights with scales of their mode", found)
+                .into());
+        }
+        let mode = match q.mode {
+            Mode::Affine => c"affine",
+            Mode::Mxfp4 => c"mxfp4",
+            Mode::Mxfp8 => c"mxfp8",
+            Mode::Nvfp4 => c"nvfp4",
+        };
+        Ok(QuantizedWeight { packed, scales, biases, group_size: group as i32, bits: bits as i32, mode })
+    }
+
+    /// The compute dtype: f32 on a CPU (f16 and bf16 kernels are 20–90 × slower there), as stored on a GPU.
+    fn computed(&self, tensor: Tensor) -> Result<Tensor> {
+        Ok(if self.device == Device::Cpu { tensor.astype(Dtype::F32)? } else { tensor })
+    }
+
+    /// The tensor as stored.
+    fn raw(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let Some(info) = self.folder.tensors.get(name) else {
+            let expected = format!("its safetensors files should hold `{name}` {shape:?}");
+            return Err(CoreError::Missing { file: self.folder.path.clone(), expected }.into());
+        };
+        if !info.shape.iter().copied().eq(shape.iter().map(|&d| d as u64)) {
+            return Err(self.mismatch(name, &format!("shape {shape:?}"), format!("{:?}", info.shape)).into());
+        }
+        let dtype = match info.dtype {
+            folder::Dtype::F32 => Dtype::F32,
+            folder::Dtype::F16 => Dtype::F16,
+            folder::Dtype::BF16 => Dtype::Bf16,
+            folder::Dtype::U32 => Dtype::U32,
+            folder::Dtype::U8 => Dtype::U8,
+            other => return Err(self.mismatch(name, "dtype F32, F16, BF16, U32 or U8", format!("{other:?}")).into()),
+        };
+        let bytes = self.bytes(info)?;
+        let dims: Vec<i32> = shape.iter().map(|&d| d as i32).collect();
+        self.read += info.bytes;
+        (self.progress)(self.read as f64 / self.total.max(1) as f64);
+        Ok(Tensor::from_bytes(&bytes, &dims, dtype)?)
+    }
+
+    fn bytes(&mut self, info: &TensorInfo) -> Result<Vec<u8>> {
+        let path = self.shard(info);
+        let io = |e: std::io::Error| CoreError::Io { file: path.to_owned(), message: e.to_string() };
+        let file = match self.open.take() {
+            Some((shard, file)) if shard == info.shard => file,
+            _ => File::open(path).map_err(io)?,
+        };
+        let mut bytes = vec![0; info.bytes as usize];
+        file.read_exact_at(&mut bytes, info.offset).map_err(io)?;
+        self.open = Some((info.shard, file));
+        Ok(bytes)
+    }
+
+    fn shard(&self, info: &TensorInfo) -> &'a Path {
+        self.folder.shards.get(info.shard).map_or(&self.folder.path, |s| &s.path)
+    }
+
+    fn mismatch(&self, name: &str, expected: &str, found: String) -> CoreError {
+        let file = self.folder.tensors.get(name).map_or(&*self.folder.path, |t| self.shard(t)).to_owned();
+        CoreError::Invalid { file, what: format!("tensor `{name}`"), expected: expected.into(), found }
+    }
+}
+
+/// A weight matrix `[out, in]` as the files have it.
+enum Matrix {
+    Dense(Tensor),
+    Quantized(QuantizedWeight),
+}
+
+/// The dtype that a quantized layer computes in on a GPU.
+fn float_of(q: &QuantizedWeight) -> Result<Dtype> {
+    let dtype = q.scales.dtype()?;
+    Ok(if dtype.is_float() { dtype } else { Dtype::Bf16 })
+}
+
+/// Whether these can be one matrix: all dense of one dtype, or all quantized alike.
+fn same_scheme(matrices: &[Matrix]) -> Option<()> {
+    let scheme = |m: &Matrix| match m {
+        Matrix::Dense(t) => (None, t.dtype().ok()),
+        Matrix::Quantized(q) => (Some((q.mode, q.bits, q.group_size)), q.scales.dtype().ok()),
+    };
+    let first = scheme(matrices.first()?);
+    matrices.iter().all(|m| scheme(m) == first).then_some(())
+}
+
+fn join(matrices: &[Matrix]) -> Result<Matrix> {
+    let (mut dense, mut packed, mut scales, mut biases, mut like) = (vec![], vec![], vec![], vec![], None);
+    for m in matrices {
+        match m {
+            Matrix::Dense(t) => dense.push(t),
+            Matrix::Quantized(q) => {
+                packed.push(&q.packed);
+                scales.push(&q.scales);
+                biases.extend(&q.biases);
+                like = Some(q);
+            }
+        }
+    }
+    Ok(match like {
+        None => Matrix::Dense(concatenate(dense, 0)?),
+        Some(q) => Matrix::Quantized(QuantizedWeight {
+            packed: concatenate(packed, 0)?,
+            scales: concatenate(scales, 0)?,
+            biases: if biases.is_empty() { None } else { Some(concatenate(biases, 0)?) },
+            ..*q
+        }),
+    })
+}
