@@ -1,0 +1,209 @@
+//! The command line as data: every command, flag, default and environment variable. Nothing here does anything.
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// What every `--help` ends with.
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  ok
+  1  the answer is no (a check failed, the port is taken, the computation failed)
+  2  the command line is wrong
+  3  a model or file is unusable
+  4  the server cannot be reached";
+
+/// `hearth`.
+#[derive(Debug, Parser)]
+#[command(
+    name = "hearth",
+    version,
+    about = "Run local language models with MLX and serve them over an OpenAI-compatible API",
+    after_help = EXIT_CODES,
+    infer_long_args = false
+)]
+pub struct Cli {
+    /// What to log to standard error: off, error, warn, info (a line for each request), debug, trace, or a filter
+    /// such as `warn,hearth_engine=debug`
+    #[arg(long, global = true, env = "HEARTH_LOG", default_value = "warn", value_name = "FILTER")]
+    pub log: String,
+    /// The command.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a model over HTTP
+    #[command(after_help = EXIT_CODES)]
+    Serve(ServeArgs),
+    /// Chat in the terminal
+    #[command(after_help = EXIT_CODES)]
+    Run(RunArgs),
+    /// Complete one prompt and print the text
+    #[command(after_help = EXIT_CODES)]
+    Generate(GenerateArgs),
+    /// Turn a GGUF file into a model folder, losslessly
+    #[command(after_help = EXIT_CODES)]
+    Import(ImportArgs),
+    /// List the models on this computer
+    #[command(after_help = EXIT_CODES)]
+    Ls(DataArgs),
+    /// Show the running server: its model, rows and memory
+    #[command(after_help = EXIT_CODES)]
+    Ps(DataArgs),
+    /// Stop the running server
+    #[command(after_help = EXIT_CODES)]
+    Stop(DataArgs),
+    /// Check that this computer is ready, and say what to do where it is not
+    #[command(after_help = EXIT_CODES)]
+    Doctor(DataArgs),
+}
+
+/// Options of a command that only prints data.
+#[derive(Debug, Args)]
+pub struct DataArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How the engine runs, wherever it runs.
+#[derive(Debug, Clone, Args)]
+pub struct EngineArgs {
+    /// Context limit in tokens, prompt and answer together [default: the model's own]
+    #[arg(long, env = "HEARTH_CONTEXT", value_name = "N", value_parser = count(1, 1 << 30))]
+    pub context: Option<u32>,
+    /// Prompt tokens computed at once while nothing else runs
+    #[arg(long, env = "HEARTH_PREFILL_CHUNK", value_name = "N", default_value_t = 2048, value_parser = count(1, 1 << 20))]
+    pub prefill_chunk: u32,
+}
+
+/// `hearth serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The model: a folder, a hub id that is on disk, or an unambiguous part of a name
+    /// [default: the last used one, or the only one]
+    pub model: Option<String>,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, env = "HEARTH_PORT", value_name = "N", default_value_t = 8080)]
+    pub port: u16,
+    /// Address to listen on; anything but loopback needs an API key
+    #[arg(long, env = "HEARTH_HOST", value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub host: String,
+    /// Most requests computed at the same time
+    #[arg(long, env = "HEARTH_MAX_ROWS", value_name = "N", default_value_t = 8, value_parser = count(1, 256))]
+    pub max_rows: u32,
+    /// How the engine runs.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// A key that requests must carry; may be given several times [default: any key is accepted]
+    #[arg(long = "api-key", env = "HEARTH_API_KEY", value_name = "KEY", hide_env_values = true)]
+    pub api_keys: Vec<String>,
+    /// A further name that requests may use for this server, such as host.docker.internal; may be given several times
+    #[arg(long = "allow-host", env = "HEARTH_ALLOW_HOST", value_name = "NAME", value_delimiter = ',')]
+    pub allow_hosts: Vec<String>,
+    /// A further web origin that may call this server, such as http://localhost:3000; may be given several times
+    #[arg(long = "allow-origin", env = "HEARTH_ALLOW_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
+    pub allow_origins: Vec<String>,
+}
+
+/// `hearth run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The model, if no server runs yet: a folder, a hub id that is on disk, or an unambiguous part of a name
+    pub model: Option<String>,
+    /// Talk to this server instead of the running one
+    #[arg(long, env = "HEARTH_URL", value_name = "URL")]
+    pub url: Option<String>,
+    /// Key for a server that asks for one
+    #[arg(long, env = "HEARTH_API_KEY", value_name = "KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// The system message to start with
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// 0 always takes the likeliest token; up to 2 [default: the model's own]
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f32>,
+    /// Most tokens in one answer [default: what the context leaves]
+    #[arg(long, value_name = "N", value_parser = count(1, 1 << 30))]
+    pub max_tokens: Option<u32>,
+}
+
+/// `hearth generate`.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// The model: a folder, a hub id that is on disk, or an unambiguous part of a name
+    pub model: String,
+    /// The prompt [default: read from standard input]
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
+    pub prompt: Option<String>,
+    /// Read the prompt from this file
+    #[arg(long, value_name = "FILE")]
+    pub prompt_file: Option<PathBuf>,
+    /// Treat the prompt as a user's message and apply the model's chat template
+    #[arg(long)]
+    pub chat: bool,
+    /// The system message before it
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
+    /// Most tokens to generate
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = count(1, 1 << 30))]
+    pub max_tokens: u32,
+    /// 0 always takes the likeliest token; up to 2 [default: the model's own]
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f32>,
+    /// Sample among the likeliest tokens that hold this probability [default: the model's own]
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f32>,
+    /// Sample among this many likeliest tokens; 0 is all [default: the model's own]
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<u32>,
+    /// Drop tokens less likely than this share of the likeliest [default: the model's own]
+    #[arg(long, value_name = "P")]
+    pub min_p: Option<f32>,
+    /// Make sampling repeatable
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// End at this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Go on past the end of the answer, to measure speed
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Print one JSON object instead of the text
+    #[arg(long)]
+    pub json: bool,
+    /// How the engine runs.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// `hearth import`.
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// The GGUF file
+    pub file: PathBuf,
+    /// The new model folder [default: one in Hearth's models folder, named after the file]
+    #[arg(long, value_name = "FOLDER")]
+    pub out: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A whole number in a range, as clap checks it.
+fn count(least: i64, most: i64) -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(least..=most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn definitions_hold_together() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,45 @@
+//! The commands, one module each, and which one to run.
+
+mod doctor;
+mod generate;
+mod import;
+mod local;
+mod ls;
+mod model;
+mod ps;
+mod run;
+mod running;
+mod serve;
+mod stop;
+
+use crate::args::{Cli, Command};
+use crate::failure::Failure;
+use hearth_library::home::Home;
+use std::future::Future;
+
+/// Runs the command that was asked for.
+///
+/// # Errors
+/// The command's own failure.
+pub fn dispatch(cli: Cli) -> Result<(), Failure> {
+    let home = Home::locate()?;
+    match cli.command {
+        Command::Serve(args) => wait(serve::run(args, &home)),
+        Command::Run(args) => wait(run::run(args, &home)),
+        Command::Generate(args) => wait(generate::run(args, &home)),
+        Command::Import(args) => import::run(&args, &home),
+        Command::Ls(args) => ls::run(&args, &home),
+        Command::Ps(args) => wait(ps::run(&args, &home)),
+        Command::Stop(args) => wait(stop::run(&args, &home)),
+        Command::Doctor(args) => wait(doctor::run(&args, &home)),
+    }
+}
+
+/// Runs async work to its end. What is left on the runtime then is not waited for.
+fn wait<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| Failure::no(format!("cannot start the runtime: {e}")))?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    done
+}

@@ -1,0 +1,62 @@
+//! A server inside this process, for commands that need one and find none running.
+
+use crate::commands::model;
+use crate::failure::Failure;
+use hearth_engine::{Engine, EngineHandle, EngineOptions};
+use hearth_library::home::Home;
+use hearth_server::{ServerConfig, bind, serve};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// A server on a free port of loopback, for this process only.
+pub struct Local {
+    url: String,
+    engine: EngineHandle,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Local {
+    /// Loads the model and serves it.
+    ///
+    /// # Errors
+    /// When there is no clear model, or it cannot be used.
+    pub async fn start(name: Option<&str>, home: &Home) -> Result<Self, Failure> {
+        let Some(entry) = model::pick(name, home)? else {
+            return Err(Failure::usage("which model? Name one of those that `hearth ls` lists"));
+        };
+        let engine = Engine::start(EngineOptions::default())?;
+        model::load(&engine, &entry).await?;
+        let config = ServerConfig { port: 0, shutdown_grace: Duration::from_millis(200), ..ServerConfig::default() };
+        let bound = bind(config).await.map_err(|e| Failure::no(e.to_string()))?;
+        let url = bound.url();
+        let (stop, stopped) = oneshot::channel();
+        let backend = Arc::new(engine.clone());
+        let task = tokio::spawn(serve(bound, backend, async { drop(stopped.await) }));
+        Ok(Local { url, engine, stop, task })
+    }
+
+    /// `http://127.0.0.1:PORT`.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Ends server and engine.
+    pub async fn stop(self) {
+        let _ = self.stop.send(());
+        let _ = self.task.await;
+        shut_down(self.engine, 0).await;
+    }
+}
+
+/// Ends the engine. One that is in the middle of a long computation is not waited for: the process ends without running
+/// its exit handlers, since MLX's would pull away what the engine thread still uses. `code` is its exit code then.
+pub async fn shut_down(engine: EngineHandle, code: i32) {
+    let ended = tokio::task::spawn_blocking(move || engine.shutdown());
+    if tokio::time::timeout(Duration::from_secs(1), ended).await.is_err() {
+        tracing::debug!("the engine is busy and is left behind");
+        crate::system::leave_at_once(code);
+    }
+}

@@ -1,0 +1,59 @@
+//! Which model a command means, and loading it with something to look at.
+
+use crate::failure::Failure;
+use hearth_core::stats::Health;
+use hearth_core::{Backend, ServedModel};
+use hearth_engine::EngineHandle;
+use hearth_library::home::Home;
+use hearth_library::scan::{ModelEntry, Places, resolve, scan};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The model that the user named; without a name, the last used one or the only one. `None` when that is not clear.
+///
+/// # Errors
+/// When the name fits no model, or several.
+pub fn pick(name: Option<&str>, home: &Home) -> Result<Option<ModelEntry>, Failure> {
+    let places = Places::standard(home, &[]);
+    if let Some(name) = name {
+        return Ok(Some(resolve(name, &places)?));
+    }
+    // The last used model may be gone by now, which is no error.
+    if let Some(last) = home.last_model().and_then(|last| resolve(&last.model, &places).ok()) {
+        return Ok(Some(last));
+    }
+    let mut complete = scan(&places).models.into_iter().filter(ModelEntry::is_complete);
+    match (complete.next(), complete.next()) {
+        (Some(only), None) => Ok(Some(only)),
+        _ => Ok(None),
+    }
+}
+
+/// Loads a model and shows the progress on a terminal.
+///
+/// # Errors
+/// Exit code 3 when the model cannot be used.
+pub async fn load(engine: &EngineHandle, entry: &ModelEntry) -> Result<Arc<ServedModel>, Failure> {
+    let mut loaded = engine.load(entry.path.clone(), entry.id.clone());
+    let bar = ProgressBar::new(100);
+    if let Ok(style) = ProgressStyle::with_template("loading {msg} {bar:30} {percent} %") {
+        bar.set_style(style);
+    }
+    bar.set_message(entry.id.clone());
+    let result = loop {
+        match tokio::time::timeout(Duration::from_millis(100), &mut loaded).await {
+            Ok(result) => break result,
+            Err(_) => {
+                if let Health::Loading { percent, .. } = engine.health() {
+                    bar.set_position(u64::from(percent));
+                }
+            }
+        }
+    };
+    bar.finish_and_clear();
+    match result {
+        Ok(model) => Ok(model?),
+        Err(_) => Err(Failure::no("the engine ended while it loaded the model")),
+    }
+}

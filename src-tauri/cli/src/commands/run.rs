@@ -1,0 +1,165 @@
+//! `hearth run`: a chat in the terminal. It always talks HTTP: to the server that runs, or to one that this process
+//! starts for itself on a free port.
+
+use crate::args::RunArgs;
+use crate::client::{ChatError, Client, Piece};
+use crate::commands::local::Local;
+use crate::commands::running;
+use crate::failure::Failure;
+use crate::output;
+use hearth_library::home::Home;
+use rustyline::error::ReadlineError;
+use serde_json::{Value, json};
+use std::io::IsTerminal;
+use std::time::Instant;
+
+const HELP: &str = "\
+/system TEXT  set the system message and start anew; without TEXT, remove it
+/clear        forget the conversation
+/exit         leave (Ctrl-D too)
+Ctrl-C stops an answer.";
+
+/// Chats until the user leaves.
+///
+/// # Errors
+/// When no model can be had, or the server is lost.
+pub async fn run(args: RunArgs, home: &Home) -> Result<(), Failure> {
+    let (client, local) = connect(&args, home).await?;
+    let chatted = chat(&client, &args).await;
+    if let Some(local) = local {
+        local.stop().await;
+    }
+    chatted
+}
+
+/// The server to talk to; the second part is there when it lives in this process.
+async fn connect(args: &RunArgs, home: &Home) -> Result<(Client, Option<Local>), Failure> {
+    if let Some(url) = &args.url {
+        let client = Client::new(url, args.api_key.clone())?;
+        client.health().await?;
+        return Ok((client, None));
+    }
+    if let Some(server) = running::find(home, args.api_key.clone())? {
+        server.client.health().await?;
+        if args.model.is_some() {
+            eprintln!("note: {} runs already, so its model answers", server.client.base());
+        }
+        return Ok((server.client, None));
+    }
+    let local = Local::start(args.model.as_deref(), home).await?;
+    Ok((Client::new(local.url(), None)?, Some(local)))
+}
+
+async fn chat(client: &Client, args: &RunArgs) -> Result<(), Failure> {
+    let editor = rustyline::DefaultEditor::new().map_err(|e| Failure::no(format!("cannot read the terminal: {e}")))?;
+    let mut editor = Some(editor);
+    let mut system = args.system.clone();
+    let mut turns: Vec<Value> = Vec::new();
+    eprintln!("Chatting with the model at {}. /help lists the commands.", client.base());
+    loop {
+        let input = match read(&mut editor).await? {
+            Input::Line(line) => line,
+            Input::Nothing => continue,
+            Input::End => return Ok(()),
+        };
+        let line = input.trim();
+        match line.split_once(char::is_whitespace).unwrap_or((line, "")) {
+            ("", _) => continue,
+            ("/exit" | "/quit" | "/bye", _) => return Ok(()),
+            ("/help", _) => eprintln!("{HELP}"),
+            ("/clear", _) => turns.clear(),
+            ("/system", text) => {
+                system = Some(text.trim().to_owned()).filter(|text| !text.is_empty());
+                turns.clear();
+            }
+            (word, _) if word.starts_with('/') => eprintln!("{word} is no command.\n{HELP}"),
+            _ => {
+                turns.push(json!({"role": "user", "content": line}));
+                let body = body(args, system.as_deref(), &turns);
+                match answer(client, &body).await {
+                    Ok(text) => turns.push(json!({"role": "assistant", "content": text})),
+                    Err(ChatError::Refused(message)) => {
+                        turns.pop();
+                        eprintln!("error: {message}");
+                    }
+                    Err(ChatError::Lost(failure)) => return Err(failure),
+                }
+            }
+        }
+    }
+}
+
+fn body(args: &RunArgs, system: Option<&str>, turns: &[Value]) -> Value {
+    let system = system.map(|text| json!({"role": "system", "content": text}));
+    let messages: Vec<&Value> = system.iter().chain(turns).collect();
+    let mut body = json!({"messages": messages, "stream": true, "stream_options": {"include_usage": true}});
+    if let Some(t) = args.temperature {
+        body["temperature"] = t.into();
+    }
+    if let Some(n) = args.max_tokens {
+        body["max_tokens"] = n.into();
+    }
+    body
+}
+
+/// Streams one answer to the terminal; Ctrl-C ends it early and keeps what was said.
+async fn answer(client: &Client, body: &Value) -> Result<String, ChatError> {
+    let (mut text, mut first, mut written) = (String::new(), None, Ok(()));
+    let mut usage = None;
+    let started = Instant::now();
+    let mut on = |piece| match piece {
+        Piece::Text(more) => {
+            first.get_or_insert_with(Instant::now);
+            if written.is_ok() {
+                written = output::print(&more);
+            }
+            text.push_str(&more);
+        }
+        Piece::Usage { prompt, answer } => usage = Some((prompt, answer)),
+        Piece::Finished(reason) if reason == "length" => eprint!(" [cut off: the token limit is reached]"),
+        Piece::Finished(_) => {}
+    };
+    let done = tokio::select! {
+        done = client.chat(body, &mut on) => done,
+        _ = tokio::signal::ctrl_c() => {
+            eprint!(" [stopped]");
+            Ok(())
+        }
+    };
+    written.and_then(|()| output::line("")).map_err(ChatError::Lost)?;
+    done?;
+    if let (Some((prompt, tokens)), Some(first)) = (usage, first)
+        && std::io::stderr().is_terminal()
+    {
+        let wait = first.duration_since(started).as_secs_f64();
+        let speed = tokens.saturating_sub(1) as f64 / first.elapsed().as_secs_f64().max(1e-9);
+        eprintln!("[{prompt} + {tokens} tokens, first after {}, {speed:.1} tok/s]", output::duration(wait));
+    }
+    Ok(text)
+}
+
+enum Input {
+    Line(String),
+    Nothing,
+    End,
+}
+
+/// Reads a line on a thread of its own, so that the server in this process keeps running meanwhile.
+async fn read(editor: &mut Option<rustyline::DefaultEditor>) -> Result<Input, Failure> {
+    let Some(mut taken) = editor.take() else { return Ok(Input::End) };
+    let read = tokio::task::spawn_blocking(move || {
+        let line = taken.readline("> ");
+        if let Ok(line) = &line {
+            let _ = taken.add_history_entry(line);
+        }
+        (taken, line)
+    });
+    let (taken, line) = read.await.map_err(|e| Failure::no(format!("cannot read the terminal: {e}")))?;
+    *editor = Some(taken);
+    match line {
+        Ok(line) => Ok(Input::Line(line)),
+        Err(ReadlineError::Interrupted) => Ok(Input::Nothing),
+        Err(ReadlineError::Eof) => Ok(Input::End),
+        Err(e) => Err(Failure::no(format!("cannot read the terminal: {e}"))),
+    }
+}

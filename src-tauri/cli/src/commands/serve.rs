@@ -1,0 +1,204 @@
+//! `hearth serve`: bind, say so, load, say so, answer until told to stop.
+
+use crate::args::ServeArgs;
+use crate::client::Client;
+use crate::commands::{local, model};
+use crate::failure::Failure;
+use crate::output;
+use hearth_core::stats::Health;
+use hearth_engine::{Engine, EngineHandle, EngineOptions};
+use hearth_library::home::{Home, HomeLock, Ownership, ServerRecord, now};
+use hearth_library::scan::ModelEntry;
+use hearth_server::{Bound, ServerConfig, StartError, bind, serve};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+/// Serves until a signal or `hearth stop`.
+///
+/// # Errors
+/// Before listening: a wrong option (2), no such model (3), a taken home or port (1). After: a model that cannot be
+/// used (3).
+pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
+    let token = new_token()?;
+    let config = config(&args, &token);
+    if !config.is_loopback() && config.api_keys.is_empty() {
+        return Err(Failure::usage(format!(
+            "{} can be reached from other computers, so an API key is required: add --api-key KEY, or leave out --host",
+            config.host
+        )));
+    }
+    let entry = model::pick(args.model.as_deref(), home)?;
+    let lock = match home.acquire()? {
+        Ownership::Owned(lock) => lock,
+        Ownership::Held(holder) => {
+            return Err(Failure::no(format!(
+                "{holder}; stop it with `hearth stop`, or set HEARTH_HOME to another folder to run a second one"
+            )));
+        }
+    };
+    let bound = match bind(config).await {
+        Ok(bound) => bound,
+        Err(e) => return Err(refused(e).await),
+    };
+    let mut record = ServerRecord {
+        pid: std::process::id(),
+        host: bound.local_addr().ip().to_string(),
+        port: bound.local_addr().port(),
+        model: None,
+        started: now(),
+        token: Some(token),
+    };
+    lock.publish(&record)?;
+    output::line(&format!("listening on {}", bound.url()))?;
+
+    let stop = stop_on_signals()?;
+    let engine = Engine::start(EngineOptions {
+        max_rows: args.max_rows as usize,
+        prefill_chunk: args.engine.prefill_chunk as usize,
+        context: args.engine.context.map(|n| n as usize),
+        ..EngineOptions::default()
+    })?;
+    let served = answer(bound, &engine, stop, async |engine| match &entry {
+        None => {
+            output::line("no model is loaded; start again as `hearth serve MODEL`, with one that `hearth ls` lists")
+        }
+        Some(entry) => ready(engine, entry, home, &lock, &mut record).await,
+    });
+    let served = served.await;
+    drop(lock);
+    // The record is gone; whatever happens to the engine now, nobody is told of a server that does not answer.
+    if let Err(failure) = served {
+        failure.report();
+        local::shut_down(engine, failure.code as i32).await;
+        return Err(Failure { message: String::new(), ..failure });
+    }
+    local::shut_down(engine, 0).await;
+    Ok(())
+}
+
+/// Serves while `then` runs and after it, until `stop`; ends early when `then` fails.
+async fn answer(
+    bound: Bound,
+    engine: &EngineHandle,
+    mut stop: watch::Receiver<bool>,
+    then: impl AsyncFnOnce(&EngineHandle) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let (end, mut ended) = watch::channel(false);
+    let shutdown = async move {
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => {}
+            _ = ended.wait_for(|end| *end) => {}
+        }
+    };
+    let mut server = tokio::spawn(serve(bound, Arc::new(engine.clone()), shutdown));
+    let ended_early = |e: tokio::task::JoinError| Failure::no(format!("the server ended: {e}"));
+    let done = tokio::select! {
+        // A signal during the load ends the server, and with it the wait for the load.
+        ended = &mut server => return ended.map_err(ended_early),
+        done = then(engine) => done,
+    };
+    if done.is_err() {
+        end.send_replace(true);
+    }
+    let ended = server.await.map_err(ended_early);
+    // `end` lives until here: a dropped sender would end the wait as well.
+    drop(end);
+    done.and(ended)
+}
+
+/// Loads the model and says so.
+async fn ready(
+    engine: &EngineHandle,
+    entry: &ModelEntry,
+    home: &Home,
+    lock: &HomeLock,
+    record: &mut ServerRecord,
+) -> Result<(), Failure> {
+    let started = Instant::now();
+    let model = model::load(engine, entry).await?;
+    // A folder outside the usual places is found again only by its path.
+    let name = if entry.source == hearth_library::scan::Source::Folder {
+        entry.path.display().to_string()
+    } else {
+        entry.id.clone()
+    };
+    home.set_last_model(&name)?;
+    record.model = Some(model.id.clone());
+    lock.publish(record)?;
+    let took = started.elapsed().as_secs_f64();
+    output::line(&format!("ready: {} ({} tokens context, loaded in {took:.1} s)", model.id, model.context))
+}
+
+fn config(args: &ServeArgs, token: &str) -> ServerConfig {
+    let mut api_keys = args.api_keys.clone();
+    if !api_keys.is_empty() {
+        // `hearth ps` and `hearth run` have the admin token, and no API key.
+        api_keys.push(token.to_owned());
+    }
+    ServerConfig {
+        host: args.host.clone(),
+        port: args.port,
+        api_keys,
+        allowed_hosts: args.allow_hosts.clone(),
+        allowed_origins: args.allow_origins.clone(),
+        admin_token: Some(token.to_owned()),
+        // With the engine's own second this stays under the three that a stop may take.
+        shutdown_grace: Duration::from_millis(1500),
+        ..ServerConfig::default()
+    }
+}
+
+/// 128 random bits for the admin routes, new with every start.
+fn new_token() -> Result<String, Failure> {
+    use std::io::Read;
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|e| Failure::no(format!("cannot read /dev/urandom: {e}")))?;
+    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+/// Why binding failed, and who has the port if it is another Hearth.
+async fn refused(e: StartError) -> Failure {
+    match &e {
+        StartError::InUse { address } => {
+            let health = match Client::new(&format!("http://{address}"), None) {
+                Ok(client) => client.health().await.ok(),
+                Err(_) => None,
+            };
+            match health {
+                Some(Health::Ready { model }) => Failure::no(format!("{e}; it is a Hearth that serves {model}")),
+                Some(_) => Failure::no(format!("{e}; it is a Hearth without a model")),
+                None => Failure::no(e.to_string()),
+            }
+        }
+        StartError::KeyRequired { .. } | StartError::EmptyKey | StartError::Host { .. } => {
+            Failure::usage(e.to_string())
+        }
+        StartError::Bind { .. } => Failure::no(e.to_string()),
+    }
+}
+
+/// Turns true at the first SIGINT, SIGTERM or SIGHUP. A second one ends the process at once.
+fn stop_on_signals() -> Result<watch::Receiver<bool>, Failure> {
+    let mut signals = Vec::new();
+    for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
+        signals.push(signal(kind).map_err(|e| Failure::no(format!("cannot watch for signals: {e}")))?);
+    }
+    let (send, receive) = watch::channel(false);
+    let seen = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    for mut one in signals {
+        let (send, seen) = (send.clone(), seen.clone());
+        tokio::spawn(async move {
+            while one.recv().await.is_some() {
+                if seen.swap(true, std::sync::atomic::Ordering::Relaxed) {
+                    crate::system::leave_at_once(130);
+                }
+                send.send_replace(true);
+            }
+        });
+    }
+    Ok(receive)
+}

@@ -1,0 +1,52 @@
+//! `hearth stop`: asks the running server to end, and waits until it has.
+
+use crate::args::DataArgs;
+use crate::commands::running;
+use crate::failure::Failure;
+use crate::output;
+use hearth_library::home::Home;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// How long a server may take to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Stops the server and waits for its end.
+///
+/// # Errors
+/// Exit code 4 when there is none, 1 when it does not end.
+pub async fn run(args: &DataArgs, home: &Home) -> Result<(), Failure> {
+    let server = running::required(home)?;
+    let pid = server.record.pid;
+    if let Err(refusal) = server.client.shut_down().await {
+        // It holds the home's lock, so the process is a Hearth that lives: a signal asks the same thing.
+        tracing::debug!(%refusal, pid, "asking by signal");
+        let known = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let asked = known.is_some_and(|pid| kill_process(pid, Signal::TERM).is_ok());
+        if !asked && holds(home, pid)? {
+            return Err(refusal);
+        }
+    }
+    let start = Instant::now();
+    while holds(home, pid)? {
+        if start.elapsed() > PATIENCE {
+            return Err(Failure::no(format!(
+                "process {pid} has not ended in {} s; `kill {pid}` ends it",
+                PATIENCE.as_secs()
+            )));
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let url = server.client.base();
+    if args.json {
+        output::json(&json!({"stopped": true, "pid": pid, "url": url}))
+    } else {
+        output::line(&format!("stopped {url} (pid {pid})"))
+    }
+}
+
+/// Whether that process still owns the home.
+fn holds(home: &Home, pid: u32) -> Result<bool, Failure> {
+    Ok(home.inspect()?.is_some_and(|holder| holder.pid == Some(pid)))
+}

@@ -1,0 +1,105 @@
+//! How data is shown: aligned tables, sizes, durations, JSON. Standard output is data, standard error is talk.
+
+use crate::failure::Failure;
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// Prints to standard output. A reader that went away (`hearth ls | head -1`) is not an error: the rest is dropped.
+///
+/// # Errors
+/// When standard output cannot be written for another reason, such as a full disk.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::no(format!("cannot write to standard output: {e}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints a line.
+///
+/// # Errors
+/// As [`print`].
+pub fn line(text: &str) -> Result<(), Failure> {
+    print(&format!("{text}\n"))
+}
+
+/// Prints a value as indented JSON.
+///
+/// # Errors
+/// As [`print`].
+pub fn json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(|e| Failure::no(format!("cannot write JSON: {e}")))?;
+    line(&text)
+}
+
+/// Lines with aligned columns: `right` says which ones are numbers.
+pub fn table(header: &[&str], right: &[bool], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row.get(column).map_or(0, |cell| cell.chars().count()));
+        cells.chain([header[column].chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..header.len()).map(width).collect();
+    let mut text = String::new();
+    let header: Vec<String> = header.iter().map(|s| s.to_string()).collect();
+    for row in std::iter::once(&header).chain(rows) {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let pad = " ".repeat(widths[column].saturating_sub(cell.chars().count()));
+            let gap = if column == 0 { "" } else { "  " };
+            match right.get(column) {
+                Some(true) => line.extend([gap, &pad, cell]),
+                _ => line.extend([gap, cell, &pad]),
+            }
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// A size in decimal units, as Finder shows it: `999 B`, `1.5 kB`, `98.4 MB`, `12.0 GB`.
+pub fn size(bytes: u64) -> String {
+    if bytes < 1000 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64;
+    for unit in ["kB", "MB", "GB"] {
+        value /= 1000.0;
+        if value < 999.95 {
+            return format!("{value:.1} {unit}");
+        }
+    }
+    format!("{:.1} TB", value / 1000.0)
+}
+
+/// Seconds for people: `0.42 s`, `12.3 s`, `3 min 20 s`, `5 h 2 min`.
+pub fn duration(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    match whole {
+        0..10 => format!("{seconds:.2} s"),
+        10..60 => format!("{seconds:.1} s"),
+        60..3600 => format!("{} min {} s", whole / 60, whole % 60),
+        _ => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let rows = vec![vec!["a".into(), "10".into()], vec!["lönger".into(), "9".into()]];
+        assert_eq!(table(&["NAME", "N"], &[false, true], &rows), "NAME     N\na       10\nlönger   9\n");
+    }
+
+    #[test]
+    fn sizes_and_times_for_people() {
+        let sizes = [0, 999, 1000, 98_362_432, 999_949_999, 1_000_000_000, 2_000_000_000_000].map(size);
+        assert_eq!(sizes, ["0 B", "999 B", "1.0 kB", "98.4 MB", "999.9 MB", "1.0 GB", "2.0 TB"]);
+        assert_eq!([0.416, 12.34, 200.0, 18_120.0].map(duration), ["0.42 s", "12.3 s", "3 min 20 s", "5 h 2 min"]);
+    }
+}
