@@ -6,7 +6,7 @@ use hearth_core::backend::ServedModel;
 use hearth_server::testing::{BOS, EOS, ScriptedBackend, Step, model, tokenizer};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::time::Duration;
+use tokio::sync::Barrier;
 
 const PATH: &str = "/v1/completions";
 
@@ -77,17 +77,14 @@ async fn the_beginning_of_text_is_there_once() {
 
 #[tokio::test]
 async fn several_prompts_run_together_and_stream_together() {
-    // Each row waits for the other to be there: one after the other they would never end.
-    let barrier = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let seen = barrier.clone();
+    // No row goes on before all of them run: one after the other they would never end.
+    let all_three = Arc::new(Barrier::new(3));
     let s = start(ScriptedBackend::new(move |r| {
-        seen.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-        vec![Step::Wait(Duration::from_millis(20)), Step::Text(format!("{}!", r.prompt[0]))]
+        vec![Step::Meet(all_three.clone()), Step::Text(format!("{}!", r.prompt[0]))]
     }))
     .await;
     let body = json!({"prompt": ["a", "b", "c"], "stream": true, "stream_options": {"include_usage": true}});
     let all = stream(&s.url, PATH, &body).await;
-    assert_eq!(barrier.load(std::sync::atomic::Ordering::SeqCst), 3);
     for (i, text) in ["97!", "98!", "99!"].into_iter().enumerate() {
         let own: Vec<&Value> = all.iter().map(|e| &e["choices"][0]).filter(|c| c["index"] == i).collect();
         assert_eq!(own.iter().filter_map(|c| c["text"].as_str()).collect::<String>(), text);

@@ -32,13 +32,11 @@ impl FromRequest<AppState> for JsonObject {
 }
 
 fn check_headers(headers: &HeaderMap) -> Result<(), ServerError> {
-    if let Some(coding) = headers.get(header::CONTENT_ENCODING) {
-        if coding.as_bytes() != b"identity" {
-            return Err(ServerError::bad(format!(
-                "the body's content-encoding must be absent or identity; it is {}",
-                String::from_utf8_lossy(coding.as_bytes())
-            )));
-        }
+    if let Some(coding) = headers.get(header::CONTENT_ENCODING).filter(|c| c.as_bytes() != b"identity") {
+        return Err(ServerError::bad(format!(
+            "the body's content-encoding must be absent or identity; it is {}",
+            String::from_utf8_lossy(coding.as_bytes())
+        )));
     }
     let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
     let given = String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase();

@@ -116,10 +116,9 @@ impl ChatTemplate {
             Err(e) => e,
         };
         // Some templates write arguments as they came, as a string; most want the object.
-        if let Some(messages) = with_string_arguments(&input.messages) {
-            if let Ok(text) = self.render_once(input, &messages) {
-                return Ok(text);
-            }
+        let retried = with_string_arguments(&input.messages).map(|messages| self.render_once(input, &messages));
+        if let Some(Ok(text)) = retried {
+            return Ok(text);
         }
         let reason = reason(&first);
         if first.kind() == ErrorKind::OutOfFuel {
@@ -220,11 +219,10 @@ fn with_string_arguments(messages: &[Value]) -> Option<Vec<Value>> {
     let mut changed = false;
     let calls = messages.iter_mut().filter_map(|m| m.get_mut("tool_calls")).filter_map(Value::as_array_mut).flatten();
     for call in calls {
-        if let Some(arguments) = call.get_mut("function").and_then(|f| f.get_mut("arguments")) {
-            if !arguments.is_string() {
-                *arguments = Value::String(python::to_json(arguments));
-                changed = true;
-            }
+        let arguments = call.get_mut("function").and_then(|f| f.get_mut("arguments"));
+        if let Some(arguments) = arguments.filter(|a| !a.is_string()) {
+            *arguments = Value::String(python::to_json(arguments));
+            changed = true;
         }
     }
     changed.then_some(messages)

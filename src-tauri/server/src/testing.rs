@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{Barrier, mpsc};
 
 /// Id of the token that ends an answer.
 pub const EOS: u32 = 256;
@@ -33,6 +33,8 @@ pub enum Step {
     Prefill(usize),
     /// Nothing happens for a while.
     Wait(Duration),
+    /// Nothing happens until as many rows as the barrier counts have come to it.
+    Meet(Arc<Barrier>),
     /// Nothing happens any more, until the client hangs up.
     Hang,
     /// One token.
@@ -266,6 +268,10 @@ impl Row {
                     () = tokio::time::sleep(time) => None,
                     () = self.events.closed() => Some(End::Gone),
                 },
+                Step::Meet(barrier) => {
+                    barrier.wait().await;
+                    None
+                }
                 Step::Hang => {
                     self.events.closed().await;
                     Some(End::Gone)
