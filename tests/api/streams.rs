@@ -125,3 +125,20 @@ async fn fast_rows_are_sent_in_few_pieces_and_slow_ones_at_once() {
     assert_eq!(at(2).matches("\"content\":").count(), 5);
     assert!(at(3).ends_with("data: [DONE]\n\n"));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_stops_arriving_is_a_408_and_a_missing_host_a_400() {
+    let backend = Arc::new(ScriptedBackend::saying("ok"));
+    let service = router(AppState::new(ServerConfig::default(), backend));
+    let stalled = futures::stream::once(async { Ok::<_, std::io::Error>(Bytes::from("{\"prompt\": ")) });
+    let body = Body::from_stream(stalled.chain(futures::stream::pending()));
+    let request = Request::post("/v1/completions").header("host", "127.0.0.1").body(body).unwrap();
+    let hostless = Request::get("/v1/models").body(Body::empty()).unwrap();
+    let start = Instant::now();
+    for (request, status, after) in [(request, 408, 60), (hostless, 400, 60)] {
+        let response = service.clone().oneshot(request).await.unwrap();
+        assert_eq!((response.status().as_u16(), start.elapsed().as_secs()), (status, after));
+        let body: Value = serde_json::from_str(&text(&pieces(response, start).await)).unwrap();
+        envelope(&body);
+    }
+}
