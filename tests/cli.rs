@@ -1,5 +1,6 @@
 //! The `hearth` binary from outside: flags, exit codes, files that are wrong, and how a server starts and ends.
 //! The models are tiny random ones, so that every case takes well under a second.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 #[path = "support.rs"]
 mod support;
@@ -396,6 +397,9 @@ fn signals_end_a_busy_server_cleanly() {
         assert_eq!(server.wait().code(), Some(0), "{signal:?}");
         assert!(!server.place.home().join("server.json").exists());
     }
+    let mut loading = Server::begin(Some(&support::starter()), &[]);
+    loading.signal(Signal::TERM);
+    assert_eq!(loading.wait().code(), Some(0), "during the load");
 }
 
 #[test]

@@ -1,4 +1,5 @@
 //! The official OpenAI clients, unmodified, against the real binary with a real model.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 #[path = "support.rs"]
 mod support;

@@ -1,4 +1,5 @@
 //! The HTTP API of the real binary with real models: right answers, wrong requests, and clients that hang up.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 #[path = "support.rs"]
 mod support;

@@ -69,6 +69,9 @@ fn prompt(args: &GenerateArgs) -> Result<String, Failure> {
         (None, Some(file)) => std::fs::read_to_string(file)
             .map_err(|e| Failure::unusable(format!("{}: expected a text file, found: {e}", file.display())))?,
         (None, None) => {
+            if std::io::stdin().is_terminal() {
+                eprintln!("Reading the prompt from the terminal; Ctrl-D ends it.");
+            }
             let mut text = String::new();
             let read = std::io::stdin().lock().read_to_string(&mut text);
             read.map_err(|e| Failure::unusable(format!("standard input: expected text, found: {e}")))?;

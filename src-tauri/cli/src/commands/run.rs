@@ -7,6 +7,7 @@ use crate::commands::local::Local;
 use crate::commands::running;
 use crate::failure::Failure;
 use crate::output;
+use hearth_core::stats::Health;
 use hearth_library::home::Home;
 use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
@@ -55,7 +56,11 @@ async fn chat(client: &Client, args: &RunArgs) -> Result<(), Failure> {
     let mut editor = Some(editor);
     let mut system = args.system.clone();
     let mut turns: Vec<Value> = Vec::new();
-    eprintln!("Chatting with the model at {}. /help lists the commands.", client.base());
+    let model = match client.health().await? {
+        Health::Ready { model } => model,
+        _ => "the model".to_owned(),
+    };
+    eprintln!("Chatting with {model} at {}. /help lists the commands, Ctrl-D ends it.", client.base());
     loop {
         let input = match read(&mut editor).await? {
             Input::Line(line) => line,
