@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
 /// Events that a client may be behind before its row pauses.
@@ -29,11 +29,19 @@ pub struct EngineOptions {
     pub prefill_chunk: usize,
     /// Context limit in tokens; `None` is the model's own.
     pub context: Option<usize>,
+    /// A client that reads nothing for this long loses its row: it holds a place that others wait for.
+    pub longest_pause: Duration,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        EngineOptions { max_rows: 8, max_waiting: 64, prefill_chunk: 2048, context: None }
+        EngineOptions {
+            max_rows: 8,
+            max_waiting: 64,
+            prefill_chunk: 2048,
+            context: None,
+            longest_pause: Duration::from_secs(120),
+        }
     }
 }
 
@@ -246,3 +254,7 @@ impl Backend for EngineHandle {
         stats
     }
 }
+
+#[cfg(test)]
+#[path = "handle_tests.rs"]
+mod tests;

@@ -13,6 +13,7 @@ mod row;
 mod sampler;
 mod scheduler;
 mod step;
+mod unpack;
 mod weights;
 mod worker;
 

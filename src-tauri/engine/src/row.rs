@@ -10,7 +10,7 @@ use hearth_core::{EngineError, Event, FinishReason, GenerateRequest, ServedModel
 use hearth_mlx::Tensor;
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
@@ -66,6 +66,7 @@ pub struct Row {
     unsent: Vec<TokenInfo>,
     events: mpsc::Sender<Event>,
     outbox: VecDeque<Event>,
+    paused: Option<Instant>,
     submitted: Instant,
     admitted: Instant,
     first_token: Option<Instant>,
@@ -89,6 +90,7 @@ impl Row {
             unsent: Vec::new(),
             events: from.events,
             outbox: VecDeque::new(),
+            paused: None,
             submitted: from.at,
             admitted: Instant::now(),
             first_token: None,
@@ -105,6 +107,11 @@ impl Row {
     /// Whether the row waits for its client to read.
     pub fn is_paused(&self) -> bool {
         !self.outbox.is_empty()
+    }
+
+    /// How long the row has waited for its client to read.
+    pub fn paused_for(&self) -> Duration {
+        self.paused.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Whether nobody listens any more.
@@ -199,9 +206,10 @@ impl Row {
     pub fn flush(&mut self) -> bool {
         while let Some(event) = self.outbox.pop_front() {
             match self.events.try_send(event) {
-                Ok(()) => {}
+                Ok(()) => self.paused = None,
                 Err(TrySendError::Full(event)) => {
                     self.outbox.push_front(event);
+                    self.paused.get_or_insert_with(Instant::now);
                     return false;
                 }
                 Err(TrySendError::Closed(_)) => self.outbox.clear(),

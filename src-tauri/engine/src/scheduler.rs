@@ -103,6 +103,7 @@ impl Scheduler {
     }
 
     /// Rows being computed.
+    #[cfg(test)]
     pub fn active(&self) -> usize {
         self.active.len()
     }

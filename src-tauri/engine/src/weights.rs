@@ -4,6 +4,7 @@
 use crate::error::Result;
 use crate::layers::embedding::Embedding;
 use crate::layers::linear::{Linear, Weight};
+use crate::unpack::{self, Packed};
 use hearth_core::CoreError;
 use hearth_core::quantization::{Mode, Quantization, QuantizationConfig};
 use hearth_library::folder::{self, ModelFolder, TensorInfo};
@@ -24,6 +25,8 @@ pub struct Weights<'a> {
     unpack: bool,
     /// The shard that was read last.
     open: Option<(usize, File)>,
+    /// For unpacking, reused from layer to layer.
+    scratch: Vec<f32>,
     read: u64,
     total: u64,
     progress: Progress<'a>,
@@ -31,6 +34,8 @@ pub struct Weights<'a> {
 
 /// Share of the available memory that unpacked weights may take on a CPU.
 const UNPACK_SHARE: f64 = 0.6;
+/// Elements up to which the scratch buffer is kept (32 MB).
+const LARGEST_SCRATCH: usize = 8 << 20;
 
 impl<'a> Weights<'a> {
     /// Prepares to load from this folder onto the default device.
@@ -40,7 +45,17 @@ impl<'a> Weights<'a> {
     pub fn new(folder: &'a ModelFolder, quantization: QuantizationConfig, progress: Progress<'a>) -> Result<Self> {
         let device = hearth_mlx::device()?;
         let total = folder.weight_bytes();
-        let mut weights = Weights { folder, quantization, device, unpack: false, open: None, read: 0, total, progress };
+        let mut weights = Weights {
+            folder,
+            quantization,
+            device,
+            unpack: false,
+            open: None,
+            scratch: Vec::new(),
+            read: 0,
+            total,
+            progress,
+        };
         let available = hearth_machine::memory().available;
         weights.unpack = device == Device::Cpu && (weights.dense_bytes() as f64) < available as f64 * UNPACK_SHARE;
         Ok(weights)
@@ -86,11 +101,15 @@ impl<'a> Weights<'a> {
     /// # Errors
     /// As [`Weights::tensor`].
     pub fn linear(&mut self, parts: &[(&str, usize)], inputs: usize, bias: bool) -> Result<Linear> {
-        let mut matrices = Vec::with_capacity(parts.len());
-        for (path, outputs) in parts {
-            matrices.push(self.matrix(path, *outputs, inputs)?);
-        }
-        let weight = self.fuse(matrices)?;
+        let weight = if self.unpack && parts.iter().all(|(path, _)| self.affine(path).is_some()) {
+            Weight::Dense(self.unpacked(parts, inputs)?)
+        } else {
+            let mut matrices = Vec::with_capacity(parts.len());
+            for (path, outputs) in parts {
+                matrices.push(self.matrix(path, *outputs, inputs)?);
+            }
+            self.fuse(matrices)?
+        };
         let bias = match bias {
             false => None,
             true => {
@@ -112,6 +131,9 @@ impl<'a> Weights<'a> {
     /// # Errors
     /// As [`Weights::tensor`].
     pub fn embedding(&mut self, path: &str, vocab: usize, width: usize, tied: bool) -> Result<Embedding> {
+        if tied && self.unpack && self.affine(path).is_some() {
+            return Ok(Embedding::Columns(self.unpacked(&[(path, vocab)], width)?));
+        }
         let matrix = self.matrix(path, vocab, width)?;
         Ok(match matrix {
             Matrix::Dense(table) if tied && self.device == Device::Cpu => Embedding::Columns(self.transposed(table)?),
@@ -127,6 +149,44 @@ impl<'a> Weights<'a> {
                 Embedding::Quantized(q, dtype)
             }
         })
+    }
+
+    /// The affine scheme of a layer that the files hold quantized.
+    fn affine(&self, path: &str) -> Option<Quantization> {
+        let quantized = self.has(&format!("{path}.scales"));
+        self.quantization.for_layer(path).filter(|q| quantized && q.mode == Mode::Affine)
+    }
+
+    /// Affine layers unpacked side by side into one dense `[inputs, outputs]`.
+    fn unpacked(&mut self, parts: &[(&str, usize)], inputs: usize) -> Result<Tensor> {
+        let outputs: usize = parts.iter().map(|(_, n)| n).sum();
+        // Small ones share a scratch buffer; a large one gets its own, which goes as soon as MLX has copied it.
+        let mut dense = std::mem::take(&mut self.scratch);
+        dense.resize(inputs * outputs, 0.0);
+        let mut at = 0;
+        for (path, rows) in parts {
+            let Some(q) = self.affine(path) else { continue };
+            let (bits, group) = (q.bits as usize, q.group_size as usize);
+            self.check_groups(path, inputs, q)?;
+            let groups = [*rows, inputs / group];
+            let (words, dtype) = self.stored(&format!("{path}.weight"), &[*rows, inputs * bits / 32])?;
+            if dtype != Dtype::U32 {
+                return Err(self
+                    .mismatch(&format!("{path}.weight"), "packed U32 weights", format!("{dtype:?}"))
+                    .into());
+            }
+            let scales = self.floats(&format!("{path}.scales"), &groups)?;
+            let biases = self.floats(&format!("{path}.biases"), &groups)?;
+            let packed =
+                Packed { words: &words, scales: &scales, biases: &biases, rows: *rows, cols: inputs, bits, group };
+            unpack::transposed(packed, &mut dense, outputs, at);
+            at += rows;
+        }
+        let tensor = Tensor::from_f32(&dense, &[inputs as i32, outputs as i32])?;
+        if dense.len() <= LARGEST_SCRATCH {
+            self.scratch = dense;
+        }
+        Ok(tensor)
     }
 
     fn fuse(&self, mut matrices: Vec<Matrix>) -> Result<Weight> {
@@ -192,10 +252,7 @@ impl<'a> Weights<'a> {
 
     fn quantized(&mut self, path: &str, outputs: usize, inputs: usize, q: Quantization) -> Result<QuantizedWeight> {
         let (bits, group) = (q.bits as usize, q.group_size as usize);
-        if inputs % group != 0 || inputs * bits % 32 != 0 {
-            let expected = format!("a width that is a multiple of the group size {group}");
-            return Err(self.mismatch(&format!("{path}.weight"), &expected, inputs.to_string()).into());
-        }
+        self.check_groups(path, inputs, q)?;
         let groups = [outputs, inputs / group];
         let packed = self.raw(&format!("{path}.weight"), &[outputs, inputs * bits / 32])?;
         let affine = q.mode == Mode::Affine;
@@ -221,6 +278,14 @@ impl<'a> Weights<'a> {
         Ok(QuantizedWeight { packed, scales, biases, group_size: group as i32, bits: bits as i32, mode })
     }
 
+    fn check_groups(&self, path: &str, inputs: usize, q: Quantization) -> Result<()> {
+        if inputs.is_multiple_of(q.group_size as usize) {
+            return Ok(());
+        }
+        let expected = format!("a width that is a multiple of the group size {}", q.group_size);
+        Err(self.mismatch(&format!("{path}.weight"), &expected, inputs.to_string()).into())
+    }
+
     /// The compute dtype: f32 on a CPU (f16 and bf16 kernels are 20–90 × slower there), as stored on a GPU.
     fn computed(&self, tensor: Tensor) -> Result<Tensor> {
         Ok(if self.device == Device::Cpu { tensor.astype(Dtype::F32)? } else { tensor })
@@ -228,6 +293,25 @@ impl<'a> Weights<'a> {
 
     /// The tensor as stored.
     fn raw(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let (bytes, dtype) = self.stored(name, shape)?;
+        let dims: Vec<i32> = shape.iter().map(|&d| d as i32).collect();
+        Ok(Tensor::from_bytes(&bytes, &dims, dtype)?)
+    }
+
+    /// A float tensor's values on the host, row-major.
+    fn floats(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let (bytes, dtype) = self.stored(name, shape)?;
+        let pair = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
+        match dtype {
+            Dtype::F32 => Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
+            Dtype::F16 => Ok(bytes.chunks_exact(2).map(|b| half::f16::from_bits(pair(b)).to_f32()).collect()),
+            Dtype::Bf16 => Ok(bytes.chunks_exact(2).map(|b| half::bf16::from_bits(pair(b)).to_f32()).collect()),
+            other => Err(self.mismatch(name, "a float dtype", format!("{other:?}")).into()),
+        }
+    }
+
+    /// The bytes of a tensor, its shape and dtype checked.
+    fn stored(&mut self, name: &str, shape: &[usize]) -> Result<(Vec<u8>, Dtype)> {
         let Some(info) = self.folder.tensors.get(name) else {
             let expected = format!("its safetensors files should hold `{name}` {shape:?}");
             return Err(CoreError::Missing { file: self.folder.path.clone(), expected }.into());
@@ -244,10 +328,9 @@ impl<'a> Weights<'a> {
             other => return Err(self.mismatch(name, "dtype F32, F16, BF16, U32 or U8", format!("{other:?}")).into()),
         };
         let bytes = self.bytes(info)?;
-        let dims: Vec<i32> = shape.iter().map(|&d| d as i32).collect();
         self.read += info.bytes;
         (self.progress)(self.read as f64 / self.total.max(1) as f64);
-        Ok(Tensor::from_bytes(&bytes, &dims, dtype)?)
+        Ok((bytes, dtype))
     }
 
     fn bytes(&mut self, info: &TensorInfo) -> Result<Vec<u8>> {

@@ -70,6 +70,8 @@ pub struct Worker<'a> {
     /// Measured prefill speed in tokens per second.
     prefill_rate: Option<f64>,
     steps: u64,
+    /// The last round had nothing to do: every row waits for its client.
+    stalled: bool,
     published: Instant,
 }
 
@@ -102,6 +104,7 @@ impl<'a> Worker<'a> {
             in_flight: VecDeque::new(),
             prefill_rate: None,
             steps: 0,
+            stalled: false,
             published: Instant::now(),
         }
     }
@@ -113,6 +116,7 @@ impl<'a> Worker<'a> {
             let rows = &self.rows;
             let round = self.scheduler.plan(self.prefill_rate, |id| rows.get(&id).is_some_and(Row::wants_token));
             let changed = !round.admit.is_empty();
+            self.stalled = round == Round::default() && self.in_flight.is_empty();
             self.run_round(round);
             self.publish(changed);
         }
@@ -158,7 +162,7 @@ impl<'a> Worker<'a> {
             let command = if self.is_idle() {
                 self.rest();
                 self.commands.recv().map_err(|_| TryRecvError::Disconnected)
-            } else if self.in_flight.is_empty() && self.rows.values().all(Row::is_paused) && self.waiting.is_empty() {
+            } else if std::mem::take(&mut self.stalled) {
                 self.commands.recv_timeout(PAUSE).map_err(|e| match e {
                     RecvTimeoutError::Timeout => TryRecvError::Empty,
                     RecvTimeoutError::Disconnected => TryRecvError::Disconnected,
@@ -228,15 +232,17 @@ impl<'a> Worker<'a> {
 
     /// Forgets rows whose client went away, and requests that waited too long.
     fn drop_abandoned(&mut self) {
-        let gone: Vec<u64> = self.rows.iter().filter(|(_, row)| row.is_abandoned()).map(|(id, _)| *id).collect();
+        let longest = self.options.longest_pause;
+        for row in self.rows.values_mut() {
+            row.flush();
+        }
+        let over = |row: &Row| row.is_abandoned() || row.paused_for() > longest;
+        let gone: Vec<u64> = self.rows.iter().filter(|(_, row)| over(row)).map(|(id, _)| *id).collect();
         for id in gone {
             self.rows.remove(&id);
             self.left(id, |totals| totals.cancelled += 1);
         }
-        self.draining.retain_mut(|row| !row.flush() && !row.is_abandoned());
-        for row in self.rows.values_mut() {
-            row.flush();
-        }
+        self.draining.retain_mut(|row| !row.flush() && !over(row));
         let over = |w: &Submitted| w.events.is_closed() || w.at.elapsed() > LONGEST_WAIT;
         let gone: Vec<u64> = self.waiting.iter().filter(|(_, w)| over(w)).map(|(id, _)| *id).collect();
         for id in gone {
@@ -540,7 +546,7 @@ fn fresh_seed() -> u64 {
 pub fn prepare_device() -> Result<()> {
     if hearth_mlx::device()? == Device::Cpu {
         // A CPU's allocator gains little from a cache, and freed buffers would count against the user's memory.
-        hearth_mlx::set_cache_limit(128 << 20)?;
+        hearth_mlx::set_cache_limit(32 << 20)?;
     }
     Ok(())
 }

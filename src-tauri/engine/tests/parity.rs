@@ -148,7 +148,8 @@ fn greedy_ids_alone_and_in_a_ragged_batch() {
 }
 
 fn starter() -> PathBuf {
-    let dir = std::env::var("HEARTH_STARTER").expect("HEARTH_STARTER is not set: it is what `cargo xtask starter` prints");
+    let dir =
+        std::env::var("HEARTH_STARTER").expect("HEARTH_STARTER is not set: it is what `cargo xtask starter` prints");
     PathBuf::from(dir)
 }
 

@@ -5,7 +5,7 @@ use crate::error::Result;
 use hearth_mlx::{Tensor, concatenate};
 
 /// Tokens by which a buffer grows at least.
-const STEP: i32 = 256;
+const STEP: i32 = 64;
 
 /// A pair of buffers `[1, kv_heads, room, head_dim]` filled from the front.
 #[derive(Debug, Default)]

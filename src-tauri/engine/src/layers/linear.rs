@@ -10,6 +10,11 @@ use hearth_mlx::{Dtype, QuantizedWeight, Tensor};
 /// Rows from which unpacking a quantized matrix and multiplying by BLAS beats MLX's quantized CPU kernel.
 const UNPACK_FROM_ROWS: i32 = 8;
 
+/// A few rows times a matrix of at most this many outputs is faster as Wᵀ·xᵀ: BLAS then streams the weights
+/// instead of packing them (25–30 % measured with OpenBLAS for 2–16 rows; wider matrices lose).
+const FEW_ROWS: std::ops::RangeInclusive<i32> = 2..=16;
+const NARROW: i32 = 8192;
+
 /// `y = x · Wᵀ + b`, possibly several layers fused along their outputs.
 #[derive(Debug)]
 pub struct Linear {
@@ -36,6 +41,9 @@ pub enum Weight {
 impl Weight {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         Ok(match self {
+            Weight::Dense(w) if FEW_ROWS.contains(&x.dim(0)) && w.dim(1) <= NARROW => {
+                w.swap_last()?.matmul(&x.swap_last()?)?.swap_last()?
+            }
             Weight::Dense(w) => x.matmul(w)?,
             Weight::Quantized { matrix, unpack_for_many: true } if x.dim(0) >= UNPACK_FROM_ROWS => {
                 x.matmul(&matrix.dequantize(Dtype::F32)?.swap_last()?)?
@@ -61,7 +69,7 @@ impl Linear {
     /// MLX's.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match (&self.weight, &self.bias) {
-            (Weight::Dense(w), Some(b)) => Ok(x.matmul_add(w, b)?),
+            (Weight::Dense(w), Some(b)) if !FEW_ROWS.contains(&x.dim(0)) => Ok(x.matmul_add(w, b)?),
             (w, Some(b)) => Ok(w.forward(x)?.add(b)?),
             (w, None) => w.forward(x),
         }
