@@ -8,6 +8,7 @@ use hearth_core::config::{ModelConfig, read_json, token_ids};
 use hearth_core::layout::CacheLayout;
 use hearth_core::tokenizer::Tokenizer;
 use hearth_core::{CoreError, ServedModel};
+use hearth_mlx::Device;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,6 +36,20 @@ pub type Loader = Box<dyn Fn(&Path, &str, Option<usize>, Progress<'_>) -> Result
 /// # Errors
 /// [`CoreError`] naming the file, what was expected and what was found.
 pub fn load(dir: &Path, id: &str, context: Option<usize>, progress: Progress<'_>) -> Result<Loaded> {
+    load_for(hearth_mlx::device()?, dir, id, context, progress)
+}
+
+/// [`load`], laid out for a device of this kind whatever the real one is: a CPU can run a GPU's layout, slowly.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_for(
+    device: Device,
+    dir: &Path,
+    id: &str,
+    context: Option<usize>,
+    progress: Progress<'_>,
+) -> Result<Loaded> {
     let folder = hearth_library::folder::open(dir).map_err(|e| CoreError::Folder(e.to_string()))?;
     let config_file = dir.join("config.json");
     let config = ModelConfig::read(&config_file)?;
@@ -42,7 +57,7 @@ pub fn load(dir: &Path, id: &str, context: Option<usize>, progress: Progress<'_>
     // The tokenizer takes as long to parse as a small model's weights to load: do both at once.
     let (served, model) = std::thread::scope(|scope| {
         let texts = scope.spawn(|| served(dir, id, context, &config));
-        let mut weights = Weights::new(&folder, config.quantization.clone(), progress)?;
+        let mut weights = Weights::new(&folder, config.quantization.clone(), device, progress);
         let model = models::load(&config, &mut weights);
         let served = texts.join().unwrap_or_else(|_| Err(broken_tokenizer(dir)));
         Ok::<_, Error>((served?, model?))

@@ -4,7 +4,7 @@ use crate::cache::LayerCache;
 use crate::error::Result;
 use crate::loader::{self, Loaded};
 use crate::step::{Segment, Step};
-use hearth_mlx::{Tensor, eval};
+use hearth_mlx::{Device, Tensor, eval};
 use std::path::Path;
 
 /// A loaded model whose logits can be asked for.
@@ -19,6 +19,15 @@ impl Probe {
     /// As for serving it.
     pub fn load(dir: &Path) -> Result<Self> {
         Ok(Probe { loaded: loader::load(dir, "probe", None, &mut |_| {})? })
+    }
+
+    /// Loads the model laid out as on a GPU (weights as stored, fused rotation, fused attention for every step), on
+    /// whatever device there is: the Mac's path, checked where there is no Mac.
+    ///
+    /// # Errors
+    /// As for serving it.
+    pub fn load_for_gpu(dir: &Path) -> Result<Self> {
+        Ok(Probe { loaded: loader::load_for(Device::Gpu, dir, "probe", None, &mut |_| {})? })
     }
 
     /// Logits at every position, `[prompt, vocab]` row-major, computed `chunk` tokens at a time.

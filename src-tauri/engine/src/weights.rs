@@ -38,12 +38,13 @@ const UNPACK_SHARE: f64 = 0.6;
 const LARGEST_SCRATCH: usize = 8 << 20;
 
 impl<'a> Weights<'a> {
-    /// Prepares to load from this folder onto the default device.
-    ///
-    /// # Errors
-    /// MLX's, if it has no device.
-    pub fn new(folder: &'a ModelFolder, quantization: QuantizationConfig, progress: Progress<'a>) -> Result<Self> {
-        let device = hearth_mlx::device()?;
+    /// Prepares to load from this folder, laid out for this device.
+    pub fn new(
+        folder: &'a ModelFolder,
+        quantization: QuantizationConfig,
+        device: Device,
+        progress: Progress<'a>,
+    ) -> Self {
         let total = folder.weight_bytes();
         let mut weights = Weights {
             folder,
@@ -58,7 +59,7 @@ impl<'a> Weights<'a> {
         };
         let available = hearth_machine::memory().available;
         weights.unpack = device == Device::Cpu && (weights.dense_bytes() as f64) < available as f64 * UNPACK_SHARE;
-        Ok(weights)
+        weights
     }
 
     /// The device that everything is laid out for.

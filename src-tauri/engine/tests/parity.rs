@@ -85,6 +85,26 @@ fn logits_whole_and_in_chunks() {
     }
 }
 
+/// The layout of a Mac's GPU, computed on whatever device there is. bf16 and f16 weights are left out: the reference
+/// was computed in f32.
+#[test]
+fn logits_in_the_layout_of_a_gpu() {
+    for dir in models() {
+        let name = dir.file_name().unwrap().to_string_lossy().into_owned();
+        if name.contains("bf16") {
+            continue;
+        }
+        let reference = Reference::read(&dir.join("ref.safetensors"));
+        let prompt = reference.ids("prompt");
+        let vocab = reference.f32("logits_nocache").len() / prompt.len();
+        let probe = Probe::load_for_gpu(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+        for chunk in [prompt.len(), 7, 1] {
+            let got = probe.logits(&prompt, chunk).unwrap();
+            compare(&format!("{name} as on a GPU, by {chunk}"), &got, &reference.f32("logits_cache"), vocab);
+        }
+    }
+}
+
 fn engine(max_rows: usize) -> EngineHandle {
     Engine::start(EngineOptions { max_rows, prefill_chunk: 16, ..EngineOptions::default() }).unwrap()
 }
