@@ -58,7 +58,11 @@ enum Command {
         port: u16,
     },
     /// Set up and run every check, as CI does
-    Test,
+    Test {
+        /// Only checks whose title holds this text, such as `clippy`
+        #[arg(long, value_name = "TEXT")]
+        only: Option<String>,
+    },
     /// Measure Hearth against mlx-lm and its server (about half an hour on two cores)
     Bench {
         /// Print JSON on stdout; the table goes to stderr
@@ -103,7 +107,7 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Goldens { names } => goldens::run(&ws, &names),
         Command::MacosCheck { packages } => macos::run(&ws, &packages),
         Command::Run { port } => run::run(&ws, port),
-        Command::Test => test::run(&ws),
+        Command::Test { only } => test::run(&ws, only.as_deref()),
         Command::Bench { json, runs, quick, only } => {
             bench::run(&ws, &bench::Options { runs: runs as usize, json, quick, only })
         }
