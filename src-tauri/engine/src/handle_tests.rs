@@ -34,11 +34,13 @@ fn request(prompt: &[u32], tokens: usize) -> GenerateRequest {
     }
 }
 
+type Logprobs = (Option<f32>, Vec<(u32, f32)>);
+
 #[derive(Debug, Default, PartialEq)]
 struct Answer {
     text: String,
     ids: Vec<u32>,
-    logprobs: Vec<(Option<f32>, Vec<(u32, f32)>)>,
+    logprobs: Vec<Logprobs>,
     finish: Option<Finish>,
     failed: Option<EngineError>,
 }

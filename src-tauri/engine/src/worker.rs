@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 /// What the handle asks of the thread.
 pub enum Command {
     /// Load a model in place of the current one, once no row needs that.
-    Load(PathBuf, String, oneshot::Sender<std::result::Result<Arc<ServedModel>, EngineError>>),
+    Load(PathBuf, String, oneshot::Sender<LoadResult>),
     /// Queue a generation.
     Submit(Box<Submitted>),
     /// End the thread.
@@ -44,11 +44,18 @@ const CLEAR_EVERY: u64 = 256;
 /// Figures are published this often while rows run.
 const PUBLISH_EVERY: Duration = Duration::from_millis(50);
 
+/// What a load answers.
+pub type LoadResult = std::result::Result<Arc<ServedModel>, EngineError>;
+/// A load that waits for the running rows: folder, id, and who asked.
+type PendingLoad = (PathBuf, String, oneshot::Sender<LoadResult>);
+/// One row's log-probabilities, when asked for: see [`Sampled::logprobs`].
+type Report = Option<(Tensor, Option<(Tensor, Tensor)>)>;
+
 /// A dispatched step whose tokens were not read yet.
 struct InFlight {
     rows: Vec<u64>,
     tokens: Rc<Tensor>,
-    sampled: Vec<Option<(Tensor, Option<(Tensor, Tensor)>)>>,
+    sampled: Vec<Report>,
 }
 
 /// The thread's state.
@@ -64,7 +71,7 @@ pub struct Worker<'a> {
     waiting: BTreeMap<u64, Submitted>,
     /// Complete rows whose client has not read everything yet.
     draining: Vec<Row>,
-    loads: VecDeque<(PathBuf, String, oneshot::Sender<std::result::Result<Arc<ServedModel>, EngineError>>)>,
+    loads: VecDeque<PendingLoad>,
     scheduler: Scheduler,
     in_flight: VecDeque<InFlight>,
     /// Measured prefill speed in tokens per second.
@@ -188,7 +195,7 @@ impl<'a> Worker<'a> {
         self.publish(true);
     }
 
-    fn load(&mut self, dir: &std::path::Path, id: &str) -> std::result::Result<Arc<ServedModel>, EngineError> {
+    fn load(&mut self, dir: &std::path::Path, id: &str) -> LoadResult {
         self.model = None;
         self.padding = None;
         let _ = hearth_mlx::clear_cache();
@@ -516,7 +523,7 @@ impl<'a> Worker<'a> {
 }
 
 /// A token with what was asked to be known of it: alternatives best first, the lower id first among equals.
-fn token_info(id: u32, report: &Option<(Tensor, Option<(Tensor, Tensor)>)>, asked: Option<u8>) -> Result<TokenInfo> {
+fn token_info(id: u32, report: &Report, asked: Option<u8>) -> Result<TokenInfo> {
     let Some((chosen, best)) = report else { return Ok(TokenInfo { id, logprob: None, top: Vec::new() }) };
     let mut top: Vec<(u32, f32)> = match best {
         Some((ids, values)) => ids.to_vec_u32()?.into_iter().zip(values.to_vec_f32()?).collect(),

@@ -132,7 +132,7 @@ impl RotatingCache {
         };
         let (keys, values) = (joined(old_keys, keys)?, joined(old_values, values)?);
         self.offset += n as usize;
-        self.buffers.pair = Some((self.into_slots(&keys)?, self.into_slots(&values)?));
+        self.buffers.pair = Some((self.slotted(&keys)?, self.slotted(&values)?));
         Ok(Seen { keys, values, reach: Reach::Window(self.window) })
     }
 
@@ -153,7 +153,7 @@ impl RotatingCache {
     }
 
     /// The last `window` of these tokens (which end at `offset`), each in its slot.
-    fn into_slots(&self, ordered: &Tensor) -> Result<Tensor> {
+    fn slotted(&self, ordered: &Tensor) -> Result<Tensor> {
         let (have, window) = (ordered.dim(2), self.window as i32);
         let keep = have.min(window).min(self.offset as i32);
         let last = ordered.slice(2, have - keep, have)?;
