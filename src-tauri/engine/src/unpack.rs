@@ -44,13 +44,16 @@ pub fn transposed(packed: Packed<'_>, out: &mut [f32], stride: usize, at: usize)
 /// Columns `from ..` of the matrix, as many as `out` has rows.
 fn columns(packed: Packed<'_>, out: &mut [f32], stride: usize, at: usize, from: usize) {
     let Packed { words, scales, biases, rows, cols, bits, group } = packed;
-    let (row_bytes, groups, mask) = (cols * bits / 8, cols / group, (1u32 << bits) - 1);
-    // 32 values always fill whole bytes, whatever the bits: the unit of unpacking.
+    let (row_bytes, groups) = (cols * bits / 8, cols / group);
+    // 32 values always fill whole bytes, whatever the bits: the unit of unpacking. A tile is turned in a buffer that
+    // stays in the cache: writing columns straight into `out` would touch 32 pages, often of one cache set.
+    let mut turned = [0f32; 32 * TILE];
     for tile in (0..rows).step_by(TILE) {
-        let tile_rows = tile..(tile + TILE).min(rows);
+        let height = TILE.min(rows - tile);
         for (block, lines) in out.chunks_exact_mut(32 * stride).enumerate() {
             let col = from + block * 32;
-            for row in tile_rows.clone() {
+            for r in 0..height {
+                let row = tile + r;
                 let start = row * row_bytes + col * bits / 8;
                 let (Some(bytes), Some(&scale), Some(&bias)) = (
                     words.get(start..start + 4 * bits),
@@ -59,31 +62,43 @@ fn columns(packed: Packed<'_>, out: &mut [f32], stride: usize, at: usize, from: 
                 ) else {
                     return;
                 };
-                let mut place = at + row;
-                let mut put = |value: u32| {
-                    if let Some(slot) = lines.get_mut(place) {
-                        *slot = value as f32 * scale + bias;
-                    }
-                    place += stride;
-                };
-                match bits {
-                    4 => bytes.iter().for_each(|&b| {
-                        put(u32::from(b & 15));
-                        put(u32::from(b >> 4));
-                    }),
-                    8 => bytes.iter().for_each(|&b| put(u32::from(b))),
-                    _ => {
-                        let (mut held, mut have) = (0u32, 0);
-                        for &b in bytes {
-                            held |= u32::from(b) << have;
-                            have += 8;
-                            while have >= bits {
-                                put(held & mask);
-                                held >>= bits;
-                                have -= bits;
-                            }
-                        }
-                    }
+                unpack_32(bytes, bits, |i, value| turned[i * TILE + r] = value as f32 * scale + bias);
+            }
+            for (line, column) in lines.chunks_exact_mut(stride).zip(turned.chunks_exact(TILE)) {
+                let place = at + tile;
+                if let Some(line) = line.get_mut(place..place + height) {
+                    line.copy_from_slice(&column[..height]);
+                }
+            }
+        }
+    }
+}
+
+/// The 32 values in these `4 · bits` bytes, lowest bits first.
+#[inline(always)]
+fn unpack_32(bytes: &[u8], bits: usize, mut put: impl FnMut(usize, u32)) {
+    match bits {
+        4 => {
+            for (i, &b) in bytes.iter().enumerate().take(16) {
+                put(2 * i, u32::from(b & 15));
+                put(2 * i + 1, u32::from(b >> 4));
+            }
+        }
+        8 => {
+            for (i, &b) in bytes.iter().enumerate().take(32) {
+                put(i, u32::from(b));
+            }
+        }
+        _ => {
+            let (mut held, mut have, mut i) = (0u32, 0, 0);
+            for &b in bytes {
+                held |= u32::from(b) << have;
+                have += 8;
+                while have >= bits && i < 32 {
+                    put(i, held & ((1 << bits) - 1));
+                    held >>= bits;
+                    have -= bits;
+                    i += 1;
                 }
             }
         }

@@ -103,7 +103,7 @@ impl<'a> Weights<'a> {
     /// As [`Weights::tensor`].
     pub fn linear(&mut self, parts: &[(&str, usize)], inputs: usize, bias: bool) -> Result<Linear> {
         let weight = if self.unpack && parts.iter().all(|(path, _)| self.affine(path).is_some()) {
-            Weight::Dense(self.unpacked(parts, inputs)?)
+            Weight::Transposed(self.unpacked(parts, inputs)?)
         } else {
             let mut matrices = Vec::with_capacity(parts.len());
             for (path, outputs) in parts {
@@ -199,7 +199,7 @@ impl<'a> Weights<'a> {
                     Matrix::Quantized(q) => Ok(q.dequantize(Dtype::F32)?),
                 })
                 .collect::<Result<Vec<_>>>()?;
-            return Ok(Weight::Dense(self.transposed(concatenate(&dense, 0)?)?));
+            return Ok(Weight::Transposed(self.transposed(concatenate(&dense, 0)?)?));
         }
         if matrices.len() > 1 {
             match same_scheme(&matrices) {
@@ -220,7 +220,7 @@ impl<'a> Weights<'a> {
         Ok(match matrix {
             Matrix::Dense(t) => {
                 eval([&t])?;
-                Weight::Dense(t.swap_last()?)
+                Weight::Stored(t.swap_last()?)
             }
             Matrix::Quantized(matrix) => {
                 eval([&matrix.packed, &matrix.scales].into_iter().chain(&matrix.biases))?;

@@ -34,8 +34,8 @@ impl Embedding {
     /// MLX's.
     pub fn tied_head(&self) -> Result<Linear> {
         let weight = match self {
-            Embedding::Rows(table) => Weight::Dense(table.swap_last()?),
-            Embedding::Columns(table) => Weight::Dense(table.share()),
+            Embedding::Rows(table) => Weight::Stored(table.swap_last()?),
+            Embedding::Columns(table) => Weight::Transposed(table.share()),
             Embedding::Quantized(q, _) => Weight::Quantized {
                 matrix: QuantizedWeight {
                     packed: q.packed.share(),

@@ -25,8 +25,10 @@ pub struct Linear {
 /// A weight matrix in one of its layouts.
 #[derive(Debug)]
 pub enum Weight {
-    /// `[in, out]`, transposed already (a contiguous matrix on a CPU, a view on a GPU).
-    Dense(Tensor),
+    /// `[in, out]`, contiguous in that order: the CPU's layout.
+    Transposed(Tensor),
+    /// `[in, out]`, a view of the rows as stored: the GPU's layout.
+    Stored(Tensor),
     /// Packed rows, as MLX's quantized kernels take them.
     Quantized {
         /// The matrix.
@@ -41,10 +43,10 @@ pub enum Weight {
 impl Weight {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         Ok(match self {
-            Weight::Dense(w) if FEW_ROWS.contains(&x.dim(0)) && w.dim(1) <= NARROW => {
+            Weight::Transposed(w) if FEW_ROWS.contains(&x.dim(0)) && w.dim(1) <= NARROW => {
                 w.swap_last()?.matmul(&x.swap_last()?)?.swap_last()?
             }
-            Weight::Dense(w) => x.matmul(w)?,
+            Weight::Transposed(w) | Weight::Stored(w) => x.matmul(w)?,
             Weight::Quantized { matrix, unpack_for_many: true } if x.dim(0) >= UNPACK_FROM_ROWS => {
                 x.matmul(&matrix.dequantize(Dtype::F32)?.swap_last()?)?
             }
@@ -69,7 +71,7 @@ impl Linear {
     /// MLX's.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match (&self.weight, &self.bias) {
-            (Weight::Dense(w), Some(b)) if !FEW_ROWS.contains(&x.dim(0)) => Ok(x.matmul_add(w, b)?),
+            (Weight::Stored(w), Some(b)) => Ok(x.matmul_add(w, b)?),
             (w, Some(b)) => Ok(w.forward(x)?.add(b)?),
             (w, None) => w.forward(x),
         }
