@@ -339,6 +339,18 @@ fn two_thousand_mutations_and_then_a_right_answer() {
     assert_eq!(server.idle()["totals"]["failed"], 0);
 }
 
+/// The process's memory once nothing runs any more and MLX holds the weights alone.
+fn settled(server: &Server) -> f64 {
+    let mut memory = Value::Null;
+    support::eventually("MLX holds no more than the weights, within 2 %", || {
+        memory = server.idle()["memory"].clone();
+        let [weights, active, cache] =
+            ["weights", "mlx_active", "mlx_cache"].map(|what| memory[what].as_f64().unwrap());
+        memory["kv"] == 0 && active + cache <= weights * 1.02
+    });
+    memory["process"].as_f64().unwrap()
+}
+
 #[test]
 fn clients_that_hang_up_leave_nothing_behind() {
     let server = Server::start(&starter(), &[]);
@@ -359,20 +371,23 @@ fn clients_that_hang_up_leave_nothing_behind() {
         let _ = socket.write_all(&body.as_bytes()[..sent]);
         std::thread::sleep(Duration::from_millis(dice.roll(120) as u64));
     };
+    // Working memory of the BLAS and of a full batch stays with the process: fill it first.
+    std::thread::scope(|scope| {
+        for n in 1..=8 {
+            let body = json!({"prompt": long, "max_tokens": 2 + n, "ignore_eos": true});
+            let server = &server;
+            scope.spawn(move || server.ask("/v1/completions", &body));
+        }
+    });
     for _ in 0..40 {
         hang_up();
     }
-    let before = server.idle()["memory"].clone();
+    let before = settled(&server);
     for _ in 0..200 {
         hang_up();
     }
-    let stats = server.idle();
-    let after = &stats["memory"];
-    assert_eq!(after["kv"], 0, "{stats}");
-    for what in ["mlx_active", "process"] {
-        let (before, after) = (before[what].as_f64().unwrap(), after[what].as_f64().unwrap());
-        assert!(after <= before * 1.02, "{what} grew from {before} to {after}");
-    }
+    let after = settled(&server);
+    assert!(after <= before * 1.02, "the process grew from {before} to {after} bytes");
     let answer = server
         .ask("/v1/completions", &json!({"prompt": "The capital of France is", "temperature": 0, "max_tokens": 3}));
     assert!(answer["choices"][0]["text"].as_str().unwrap().contains("Paris"), "{answer}");

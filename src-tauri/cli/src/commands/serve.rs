@@ -29,6 +29,8 @@ pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
             config.host
         )));
     }
+    // From here on a signal ends the server in order, however early it comes.
+    let stop = stop_on_signals()?;
     let entry = model::pick(args.model.as_deref(), home)?;
     let lock = match home.acquire()? {
         Ownership::Owned(lock) => lock,
@@ -53,7 +55,6 @@ pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
     lock.publish(&record)?;
     output::line(&format!("listening on {}", bound.url()))?;
 
-    let stop = stop_on_signals()?;
     let engine = Engine::start(EngineOptions {
         max_rows: args.max_rows as usize,
         prefill_chunk: args.engine.prefill_chunk as usize,
