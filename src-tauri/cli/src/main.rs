@@ -15,7 +15,6 @@ use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
-    system::return_freed_buffers();
     let cli = args::Cli::parse();
     match log_to_stderr(&cli.log).and_then(|()| commands::dispatch(cli)) {
         Ok(()) => ExitCode::SUCCESS,

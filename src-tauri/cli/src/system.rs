@@ -28,22 +28,8 @@ pub fn leave_at_once(code: i32) -> ! {
     sys::exit(code)
 }
 
-/// Makes glibc give buffers of a megabyte and more back to the system as soon as they are freed. By itself it raises that
-/// limit to 32 MB with use, and then keeps what batches of rows leave behind: 100 MB after 8 rows of a 135M model.
-pub fn return_freed_buffers() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    sys::set_mmap_threshold(1 << 20);
-}
-
 mod sys {
     //! The system calls that no safe crate of this workspace wraps.
-
-    /// glibc's `M_MMAP_THRESHOLD`, in bytes; setting it ends its automatic growth.
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    pub fn set_mmap_threshold(bytes: i32) {
-        // SAFETY: takes plain numbers; called before there are other threads.
-        unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, bytes) };
-    }
 
     /// `_exit`.
     pub fn exit(code: i32) -> ! {

@@ -39,6 +39,8 @@ pub enum Command {
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
 /// How often to look whether a client reads again when nothing else is to do.
 const PAUSE: Duration = Duration::from_millis(10);
+/// Memory that is kept for reuse goes back to the system after this long without work.
+const SETTLE: Duration = Duration::from_secs(1);
 /// The allocator's cache is given back after this many steps.
 const CLEAR_EVERY: u64 = 256;
 /// Figures are published this often while rows run.
@@ -167,8 +169,14 @@ impl<'a> Worker<'a> {
                 }
             }
             let command = if self.is_idle() {
-                self.rest();
-                self.commands.recv().map_err(|_| TryRecvError::Disconnected)
+                self.publish(true);
+                match self.commands.recv_timeout(SETTLE) {
+                    Err(RecvTimeoutError::Timeout) => {
+                        self.rest();
+                        self.commands.recv().map_err(|_| TryRecvError::Disconnected)
+                    }
+                    other => other.map_err(|_| TryRecvError::Disconnected),
+                }
             } else if std::mem::take(&mut self.stalled) {
                 self.commands.recv_timeout(PAUSE).map_err(|e| match e {
                     RecvTimeoutError::Timeout => TryRecvError::Empty,
@@ -189,10 +197,10 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Nothing runs: give back what the allocator keeps, and say so.
+    /// Nothing has run for a while: give back what the allocators keep.
     fn rest(&mut self) {
         let _ = hearth_mlx::clear_cache();
-        self.publish(true);
+        hearth_machine::release_freed();
     }
 
     fn load(&mut self, dir: &std::path::Path, id: &str) -> LoadResult {

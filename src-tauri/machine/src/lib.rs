@@ -25,6 +25,11 @@ pub fn memory() -> Memory {
     sys::memory()
 }
 
+/// Gives memory that was freed, and that the allocator kept, back to the system. Takes milliseconds: for idle moments.
+pub fn release_freed() {
+    sys::release_freed();
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
