@@ -115,6 +115,14 @@ const DAMAGED: &[(&str, Damage)] = &[
         edit_json(&dir.join("config.json"), |config| config["hidden_size"] = json!(u64::MAX));
         vec!["config.json".into(), "hidden_size".into(), "expected".into(), u64::MAX.to_string()]
     }),
+    ("absurd-config", |dir| {
+        // Within every field's range, and terabytes of weights: refused before anything is allocated.
+        edit_json(&dir.join("config.json"), |config| {
+            config["hidden_size"] = json!(1 << 20);
+            config["intermediate_size"] = json!(1 << 20);
+        });
+        vec!["model.safetensors".into(), "embed_tokens".into(), "expected shape [288, ".into()]
+    }),
     ("no-config", |dir| {
         fs::remove_file(dir.join("config.json")).unwrap();
         vec!["config.json".into(), "missing".into()]
@@ -140,6 +148,14 @@ const DAMAGED: &[(&str, Damage)] = &[
             }
         });
         vec!["tokenizer.json".into(), "288".into(), "400".into()]
+    }),
+    ("smaller-tokenizer", |dir| {
+        edit_json(&dir.join("tokenizer.json"), |tokenizer| {
+            let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+            vocab.retain(|_, id| id.as_u64().unwrap() < 100);
+            tokenizer["added_tokens"] = json!([]);
+        });
+        vec!["tokenizer.json".into(), "about 288 ids".into(), "100 ids".into()]
     }),
     ("percent-%s-%n", |dir| {
         let file = dir.join("model.safetensors");

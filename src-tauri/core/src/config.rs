@@ -177,13 +177,16 @@ impl ModelConfig {
             (Some(theta), _) | (None, Some(theta)) => theta,
             (None, None) => row.rope_theta,
         };
-        if theta <= 1.0 {
-            return Err(f.invalid("rope_theta", "a number above 1", &theta.into()));
+        if !(theta > 1.0 && (theta as f32).is_finite()) {
+            return Err(f.invalid("rope_theta", "a number above 1 that f32 can hold", &theta.into()));
         }
         let traditional = f.flag("rope_traditional")?.unwrap_or(false);
         let bias = |name: &str| if row.reads_biases { f.flag(name).map(|b| b.unwrap_or(false)) } else { Ok(false) };
         let attention_bias = bias("attention_bias")?;
         let eps = f.number("rms_norm_eps")?.unwrap_or(1e-5);
+        if !(eps > 0.0 && eps < 1.0) {
+            return Err(f.invalid("rms_norm_eps", "a number above 0 and below 1", &eps.into()));
+        }
         Ok(ModelConfig {
             family: row.family,
             hidden_size,
@@ -395,6 +398,10 @@ mod tests {
             (json!({"layer_types": ["full_attention"]}), "a list of 4"),
             (json!({"layer_types": ["a", "a", "a", "a"]}), "full_attention or sliding_attention"),
             (json!({"rope_theta": 0.5}), "a number above 1"),
+            (json!({"rope_theta": 1e308}), "that f32 can hold"),
+            (json!({"rope_scaling": "x"}), "rope_scaling: expected an object"),
+            (json!({"rms_norm_eps": -1}), "above 0 and below 1"),
+            (json!({"rms_norm_eps": 1e300}), "above 0 and below 1"),
             (json!({"tie_word_embeddings": "yes"}), "true or false"),
             (json!({"eos_token_id": -1}), "a token id or a list"),
             (json!({"model_type": "smollm3", "no_rope_layers": [1, 1, 2, 1]}), "a list of 0 and 1"),

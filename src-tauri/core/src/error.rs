@@ -72,7 +72,7 @@ pub enum EngineError {
     #[error("{0}")]
     ModelUnusable(CoreError),
     /// The prompt can never fit (400 `context_length_exceeded`).
-    #[error("the prompt has {prompt} tokens and the context limit is {limit}; shorten the prompt by at least {} tokens", prompt + 1 - limit)]
+    #[error("the prompt has {prompt} tokens and the context limit is {limit}; shorten the prompt by {} or more", count(prompt + 1 - limit))]
     ContextLengthExceeded {
         /// Prompt length in tokens.
         prompt: usize,
@@ -117,6 +117,11 @@ pub enum EngineError {
     /// Hearth is shutting down (503).
     #[error("Hearth is shutting down")]
     ShuttingDown,
+}
+
+/// "1 token", "2 tokens".
+fn count(tokens: usize) -> String {
+    format!("{tokens} token{}", if tokens == 1 { "" } else { "s" })
 }
 
 impl EngineError {

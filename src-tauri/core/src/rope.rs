@@ -49,6 +49,9 @@ impl Rope {
         if scaling.is_null() {
             return Ok(plain);
         }
+        if !scaling.is_object() {
+            return Err(invalid(file, "rope_scaling", "an object", scaling));
+        }
         let kind = match (&scaling["type"], &scaling["rope_type"]) {
             (Value::String(kind), _) | (Value::Null, Value::String(kind)) => kind.as_str(),
             (Value::Null, Value::Null) => "default",
@@ -63,10 +66,10 @@ impl Rope {
         };
         let positive = |name: &str, default: Option<f64>| {
             number(name, default).and_then(|f| {
-                if f > 0.0 {
+                if (1e-6..1e9).contains(&f) {
                     Ok(f)
                 } else {
-                    Err(invalid(file, &format!("rope_scaling.{name}"), "a number above 0", &f.into()))
+                    Err(invalid(file, &format!("rope_scaling.{name}"), "a number from 1e-6 to 1e9", &f.into()))
                 }
             })
         };
@@ -78,6 +81,10 @@ impl Rope {
                 let low = positive("low_freq_factor", Some(1.0))?;
                 let high = positive("high_freq_factor", Some(4.0))?;
                 let original = positive("original_max_position_embeddings", Some(8192.0))?;
+                if low >= high {
+                    let expected = format!("a number below high_freq_factor ({high})");
+                    return Err(invalid(file, "rope_scaling.low_freq_factor", &expected, &low.into()));
+                }
                 Ok(Rope { periods: Some(llama3(base, dims, factor, low, high, original)), ..plain })
             }
             "yarn" => {
@@ -189,7 +196,8 @@ mod tests {
         for (v, says) in [
             (json!({"rope_type": "spiral"}), "`spiral` is not supported"),
             (json!({"rope_type": "linear"}), "rope_scaling.factor: expected a number"),
-            (json!({"rope_type": "linear", "factor": 0}), "a number above 0"),
+            (json!({"rope_type": "linear", "factor": 0}), "a number from 1e-6 to 1e9"),
+            (json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 4}), "below high_freq_factor (4)"),
             (json!({"rope_type": 3}), "expected a string"),
         ] {
             let e = read(v).unwrap_err().to_string();

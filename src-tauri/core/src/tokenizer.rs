@@ -4,6 +4,9 @@
 use crate::error::CoreError;
 use std::path::Path;
 
+/// More ids than any vocabulary has; beyond it a file is damaged, and would ask for gigabytes.
+const MOST_IDS: usize = 1 << 24;
+
 /// A model's tokenizer. Cheap to share behind an `Arc`; every method is `&self`.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
@@ -65,6 +68,11 @@ impl Tokenizer {
         let spelling = spelling(&raw["decoder"]);
         let added = inner.get_added_tokens_decoder();
         let ids = inner.get_vocab(true).values().copied().max().map_or(0, |m| m as usize + 1);
+        if ids > MOST_IDS {
+            let file = file.to_owned();
+            let (expected, found) = (format!("token ids below {MOST_IDS}"), format!("id {}", ids - 1));
+            return Err(CoreError::Invalid { file, what: "tokenizer".into(), expected, found });
+        }
         let (mut bytes, mut starts, mut special) = (Vec::new(), Vec::with_capacity(ids + 1), vec![false; ids]);
         for id in 0..ids as u32 {
             starts.push(bytes.len() as u32);
@@ -242,6 +250,9 @@ pub(crate) mod tests {
     fn a_broken_file_is_named() {
         let e = Tokenizer::from_json(b"{", Path::new("m/tokenizer.json")).unwrap_err().to_string();
         assert!(e.starts_with("m/tokenizer.json: tokenizer: expected"), "{e}");
+        let huge = r#"{"model": {"type": "BPE", "vocab": {"a": 4000000000}, "merges": []}}"#;
+        let e = Tokenizer::from_json(huge.as_bytes(), Path::new("m/tokenizer.json")).unwrap_err().to_string();
+        assert!(e.contains("below 16777216, found id 4000000000"), "{e}");
         let e = Tokenizer::from_file(Path::new("/nowhere/tokenizer.json")).unwrap_err();
         assert!(matches!(e, CoreError::Missing { .. }), "{e}");
     }

@@ -263,6 +263,8 @@ struct Faulty {
 
 const REFUSE: u32 = 200;
 const PANIC: u32 = 201;
+/// The row whose last id this is gets logits that are no numbers.
+const NAN: u32 = 210;
 
 impl Model for Faulty {
     fn forward(&self, ids: &Tensor, step: &mut Step<'_>) -> crate::error::Result<Tensor> {
@@ -281,7 +283,8 @@ impl Model for Faulty {
         if told.contains(&PANIC) && self.panic.swap(false, Ordering::SeqCst) {
             panic!("asked to");
         }
-        Ok(ids.astype(Dtype::F32)?.reshape(&[n, 1])?)
+        let hidden: Vec<f32> = told.iter().map(|&id| if id == NAN { f32::NAN } else { id as f32 }).collect();
+        Ok(Tensor::from_f32(&hidden, &[n, 1])?)
     }
 
     /// The best id is the one after the last; ids that the tokenizer does not have are better still.
@@ -340,6 +343,23 @@ fn a_failing_step_ends_its_rows_and_the_engine_goes_on() {
     let failed = answer(engine.submit(&model, request(&[REFUSE - 2], 8)).unwrap());
     assert!(failed.failed.is_some() && failed.ids.len() <= 2, "{failed:?}");
     assert_eq!(answer(engine.submit(&model, request(&[5], 3)).unwrap()).ids, [6, 7, 8]);
+    settle(&engine);
+    engine.shutdown();
+}
+
+#[test]
+fn logits_that_are_no_numbers_end_their_row_alone() {
+    let (engine, model) = faulty(small());
+    for sampling in [SamplingParams::greedy(), SamplingParams { top_p: 0.5, ..SamplingParams::default() }] {
+        let bad = engine.submit(&model, GenerateRequest { sampling, ..request(&[NAN - 3], 8) }).unwrap();
+        let good = engine.submit(&model, request(&[5], 8)).unwrap();
+        let bad = answer(bad);
+        assert!(
+            matches!(&bad.failed, Some(EngineError::Compute { message }) if message.contains("not numbers")),
+            "{bad:?}"
+        );
+        assert_eq!(answer(good).ids, (6..14).collect::<Vec<u32>>());
+    }
     settle(&engine);
     engine.shutdown();
 }

@@ -93,6 +93,11 @@ fn served(dir: &Path, id: &str, context: Option<usize>, config: &ModelConfig) ->
             format!("{} ids", tokenizer.vocab_size()),
         ));
     }
+    // LM heads are padded, but never to twice the vocabulary.
+    if tokenizer.vocab_size() * 2 < config.vocab_size {
+        let expected = format!("about {} ids, as config.json says", config.vocab_size);
+        return Err(foreign(&tokenizer_file, expected, format!("{} ids", tokenizer.vocab_size())));
+    }
     let mut eos = config.eos.clone();
     eos.extend(token_ids(&generation_config["eos_token_id"], "eos_token_id", &generation_file)?);
     if let Some(token) = token_text(&tokenizer_config["eos_token"]) {

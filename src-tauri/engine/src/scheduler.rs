@@ -17,7 +17,12 @@ pub struct Limits {
     pub least_chunk: usize,
     /// How long a chunk may keep decoding rows waiting, in milliseconds.
     pub chunk_ms: u64,
+    /// How long a chunk may take when nothing decodes: only between chunks are cancelled rows seen.
+    pub lone_chunk_ms: u64,
 }
+
+/// Prompt tokens of a lone chunk before any speed was measured.
+const FIRST_CHUNK: usize = 512;
 
 /// A row that is being computed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,13 +72,12 @@ impl Scheduler {
             round.admit.push(id);
         }
         round.decode = self.active.iter().filter(|a| a.done == a.prompt && can_decode(a.id)).map(|a| a.id).collect();
-        let mut budget = match round.decode.is_empty() {
-            true => self.limits.chunk,
-            false => {
-                let fits = prefill_rate.map_or(0, |rate| (rate * self.limits.chunk_ms as f64 / 1000.0) as usize);
-                fits.clamp(self.limits.least_chunk.min(self.limits.chunk), self.limits.chunk)
-            }
+        let fits = |ms: u64, unknown| prefill_rate.map_or(unknown, |rate| (rate * ms as f64 / 1000.0) as usize);
+        let fits = match round.decode.is_empty() {
+            true => fits(self.limits.lone_chunk_ms, FIRST_CHUNK),
+            false => fits(self.limits.chunk_ms, 0),
         };
+        let mut budget = fits.clamp(self.limits.least_chunk.min(self.limits.chunk), self.limits.chunk);
         for row in self.active.iter().filter(|a| a.done < a.prompt) {
             let n = (row.prompt - row.done).min(budget);
             if n == 0 {
@@ -120,7 +124,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    const LIMITS: Limits = Limits { max_rows: 3, chunk: 20, least_chunk: 4, chunk_ms: 300 };
+    const LIMITS: Limits = Limits { max_rows: 3, chunk: 20, least_chunk: 4, chunk_ms: 300, lone_chunk_ms: 2000 };
 
     #[test]
     fn rows_share_a_chunk_in_order_and_join_the_next_step() {
@@ -137,6 +141,15 @@ mod tests {
         assert_eq!(round.prefill, [(2, 6)], "300 ms at 20 tokens/s while row 1 decodes");
         s.remove(1);
         assert_eq!(s.plan(None, |_| true).admit, [4], "a freed row is taken at once");
+    }
+
+    #[test]
+    fn a_lone_chunk_is_bounded_in_time_too() {
+        let mut s = Scheduler::new(LIMITS);
+        s.add(1, 100);
+        assert_eq!(s.plan(None, |_| true).prefill, [(1, 20)]);
+        assert_eq!(s.plan(Some(7.0), |_| true).prefill, [(1, 14)], "2 s at 7 tokens/s");
+        assert_eq!(s.plan(Some(0.1), |_| true).prefill, [(1, 4)]);
     }
 
     #[test]

@@ -161,6 +161,12 @@ impl<'a> Weights<'a> {
     /// Affine layers unpacked side by side into one dense `[inputs, outputs]`.
     fn unpacked(&mut self, parts: &[(&str, usize)], inputs: usize) -> Result<Tensor> {
         let outputs: usize = parts.iter().map(|(_, n)| n).sum();
+        // Before anything is allocated: a damaged config can ask for terabytes.
+        for (path, rows) in parts {
+            let Some(q) = self.affine(path) else { continue };
+            self.check_groups(path, inputs, q)?;
+            self.check_shape(&format!("{path}.weight"), &[*rows, inputs * q.bits as usize / 32])?;
+        }
         // Small ones share a scratch buffer; a large one gets its own, which goes as soon as MLX has copied it.
         let mut dense = std::mem::take(&mut self.scratch);
         dense.resize(inputs * outputs, 0.0);
@@ -168,7 +174,6 @@ impl<'a> Weights<'a> {
         for (path, rows) in parts {
             let Some(q) = self.affine(path) else { continue };
             let (bits, group) = (q.bits as usize, q.group_size as usize);
-            self.check_groups(path, inputs, q)?;
             let groups = [*rows, inputs / group];
             let (words, dtype) = self.stored(&format!("{path}.weight"), &[*rows, inputs * bits / 32])?;
             if dtype != Dtype::U32 {
@@ -313,13 +318,7 @@ impl<'a> Weights<'a> {
 
     /// The bytes of a tensor, its shape and dtype checked.
     fn stored(&mut self, name: &str, shape: &[usize]) -> Result<(Vec<u8>, Dtype)> {
-        let Some(info) = self.folder.tensors.get(name) else {
-            let expected = format!("its safetensors files should hold `{name}` {shape:?}");
-            return Err(CoreError::Missing { file: self.folder.path.clone(), expected }.into());
-        };
-        if !info.shape.iter().copied().eq(shape.iter().map(|&d| d as u64)) {
-            return Err(self.mismatch(name, &format!("shape {shape:?}"), format!("{:?}", info.shape)).into());
-        }
+        let info = self.check_shape(name, shape)?;
         let dtype = match info.dtype {
             folder::Dtype::F32 => Dtype::F32,
             folder::Dtype::F16 => Dtype::F16,
@@ -332,6 +331,17 @@ impl<'a> Weights<'a> {
         self.read += info.bytes;
         (self.progress)(self.read as f64 / self.total.max(1) as f64);
         Ok((bytes, dtype))
+    }
+
+    fn check_shape(&self, name: &str, shape: &[usize]) -> Result<&'a TensorInfo> {
+        let Some(info) = self.folder.tensors.get(name) else {
+            let expected = format!("its safetensors files should hold `{name}` {shape:?}");
+            return Err(CoreError::Missing { file: self.folder.path.clone(), expected }.into());
+        };
+        if !info.shape.iter().copied().eq(shape.iter().map(|&d| d as u64)) {
+            return Err(self.mismatch(name, &format!("shape {shape:?}"), format!("{:?}", info.shape)).into());
+        }
+        Ok(info)
     }
 
     fn bytes(&mut self, info: &TensorInfo) -> Result<Vec<u8>> {

@@ -43,6 +43,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 const SETTLE: Duration = Duration::from_secs(1);
 /// The allocator's cache is given back after this many steps.
 const CLEAR_EVERY: u64 = 256;
+/// Chunks of fewer tokens do not count as a measurement of prefill speed.
+const LEAST_MEASURED: usize = 64;
 /// Figures are published this often while rows run.
 const PUBLISH_EVERY: Duration = Duration::from_millis(50);
 
@@ -53,11 +55,16 @@ type PendingLoad = (PathBuf, String, oneshot::Sender<LoadResult>);
 /// One row's log-probabilities, when asked for: see [`Sampled::logprobs`].
 type Report = Option<(Tensor, Option<(Tensor, Tensor)>)>;
 
+/// What a row is told whose logits are no numbers.
+const NOT_A_NUMBER: &str = "the model computed values that are not numbers; its weights or its config are damaged";
+
 /// A dispatched step whose tokens were not read yet.
 struct InFlight {
     rows: Vec<u64>,
     tokens: Rc<Tensor>,
     sampled: Vec<Report>,
+    /// log Σ exp of each row's logits, `[rows, 1]`: not a number where the model's arithmetic failed.
+    normalizer: Tensor,
 }
 
 /// The thread's state.
@@ -97,6 +104,7 @@ impl<'a> Worker<'a> {
             chunk: options.prefill_chunk.max(1),
             least_chunk: 16,
             chunk_ms: 300,
+            lone_chunk_ms: 2000,
         };
         Worker {
             options,
@@ -124,10 +132,9 @@ impl<'a> Worker<'a> {
             self.drop_abandoned();
             let rows = &self.rows;
             let round = self.scheduler.plan(self.prefill_rate, |id| rows.get(&id).is_some_and(Row::wants_token));
-            let changed = !round.admit.is_empty();
             self.stalled = round == Round::default() && self.in_flight.is_empty();
             self.run_round(round);
-            self.publish(changed);
+            self.publish(false);
         }
         for (_, mut row) in std::mem::take(&mut self.rows) {
             row.fail(EngineError::ShuttingDown);
@@ -135,6 +142,7 @@ impl<'a> Worker<'a> {
         for (_, waiting) in std::mem::take(&mut self.waiting) {
             let _ = waiting.events.try_send(hearth_core::Event::Failed(EngineError::ShuttingDown));
         }
+        let _ = hearth_mlx::synchronize();
     }
 
     /// Loads a model before the first round.
@@ -146,6 +154,7 @@ impl<'a> Worker<'a> {
 
     /// After a panic: tells every row and forgets it.
     pub fn abandon(&mut self) {
+        let _ = hearth_mlx::synchronize();
         for (id, mut row) in std::mem::take(&mut self.rows) {
             row.fail(EngineError::EngineLost);
             self.left(id, |totals| totals.failed += 1);
@@ -284,6 +293,8 @@ impl<'a> Worker<'a> {
             }
         }
         if !round.prefill.is_empty() {
+            // A chunk can take seconds: let it be seen what is computed.
+            self.publish(true);
             let ids: Vec<u64> = round.prefill.iter().map(|p| p.0).collect();
             if let Err(e) = self.prefill(round.prefill) {
                 self.fail(&ids, &e.into());
@@ -388,8 +399,11 @@ impl<'a> Worker<'a> {
         let tensors = rows.flat_map(|row| row.caches.iter().flat_map(LayerCache::tensors));
         eval(tensors.chain(self.in_flight.back().map(|step| &*step.tokens)))?;
         hearth_mlx::clear_cache()?;
-        let rate = total as f64 / started.elapsed().as_secs_f64().max(1e-6);
-        self.prefill_rate = Some(self.prefill_rate.map_or(rate, |old| 0.7 * old + 0.3 * rate));
+        // A few tokens cost as much as many: they say nothing about the speed of a chunk.
+        if total >= LEAST_MEASURED {
+            let rate = total as f64 / started.elapsed().as_secs_f64().max(1e-6);
+            self.prefill_rate = Some(self.prefill_rate.map_or(rate, |old| 0.7 * old + 0.3 * rate));
+        }
         for (id, _) in &parts {
             if let Some(row) = self.rows.get_mut(id) {
                 row.report_prefill();
@@ -450,8 +464,9 @@ impl<'a> Worker<'a> {
             None => logits,
         };
         let plain = ids.iter().filter_map(|id| self.rows.get(id)).all(|row| row.sampler.is_plain());
+        let normalizer = logits.logsumexp_axis(-1)?;
         let (tokens, sampled) = if plain {
-            let logprobs = logits.subtract(&logits.logsumexp_axis(-1)?)?;
+            let logprobs = logits.subtract(&normalizer)?;
             (logprobs.argmax(-1)?, ids.iter().map(|_| None).collect())
         } else {
             let mut drawn = Vec::with_capacity(ids.len());
@@ -467,7 +482,7 @@ impl<'a> Worker<'a> {
             let best = best.iter().flat_map(|(ids, values)| [ids, values]);
             std::iter::once(chosen).chain(best)
         });
-        async_eval(std::iter::once(&tokens).chain(reports))?;
+        async_eval([&tokens, &normalizer].into_iter().chain(reports))?;
         let tokens = Rc::new(tokens);
         for (index, id) in ids.iter().enumerate() {
             if let Some(row) = self.rows.get_mut(id) {
@@ -475,7 +490,7 @@ impl<'a> Worker<'a> {
                 row.sampled += 1;
             }
         }
-        self.in_flight.push_back(InFlight { rows: ids.to_vec(), tokens, sampled });
+        self.in_flight.push_back(InFlight { rows: ids.to_vec(), tokens, sampled, normalizer });
         Ok(())
     }
 
@@ -483,8 +498,13 @@ impl<'a> Worker<'a> {
     fn read(&mut self, step: &InFlight) -> Result<()> {
         let tokens = step.tokens.to_vec_u32()?;
         let Some(served) = self.model.as_ref().map(|m| m.served.clone()) else { return Ok(()) };
+        let normalizer = step.normalizer.to_vec_f32()?;
         let mut read = 0;
-        for ((id, token), report) in step.rows.iter().zip(tokens).zip(&step.sampled) {
+        for (((id, token), report), normalizer) in step.rows.iter().zip(tokens).zip(&step.sampled).zip(normalizer) {
+            if !normalizer.is_finite() {
+                self.fail(&[*id], &EngineError::Compute { message: NOT_A_NUMBER.into() });
+                continue;
+            }
             let Some(row) = self.rows.get_mut(id) else { continue };
             read += 1;
             let first = row.generated == 0;

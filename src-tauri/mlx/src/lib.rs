@@ -38,4 +38,4 @@ pub use memory::{
 pub use ops::{concatenate, stack};
 pub use quant::QuantizedWeight;
 pub use random::{key, split};
-pub use tensor::{Dtype, Tensor, async_eval, eval};
+pub use tensor::{Dtype, Tensor, async_eval, eval, synchronize};

@@ -292,6 +292,17 @@ impl Drop for Handles {
     }
 }
 
+/// Waits until everything that this thread dispatched is computed. A thread must not end, nor the process, before
+/// that: MLX's workers would go on with buffers and streams that are gone.
+///
+/// # Errors
+/// MLX's.
+pub fn synchronize() -> Result<()> {
+    prepare();
+    // SAFETY: the thread's own stream.
+    check("synchronize", unsafe { mlx_sys::mlx_synchronize(call::stream()) })
+}
+
 /// Computes these tensors and waits for them.
 ///
 /// # Errors

@@ -19,7 +19,10 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 pub(crate) async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
     match check_host(state.config(), &request).and_then(|()| check_origin(state.config(), &request)) {
         Ok(()) => next.run(request).await,
-        Err(e) => e.into_response(),
+        Err(e) => {
+            drain(request.into_body(), state.config().body_limit).await;
+            e.into_response()
+        }
     }
 }
 

@@ -122,7 +122,11 @@ impl ChatTemplate {
         }
         let reason = reason(&first);
         if first.kind() == ErrorKind::OutOfFuel {
-            return Err(ServerError::param("messages", format!("the chat template did not come to an end: {reason}")));
+            return Err(ServerError::BadRequest {
+                message: format!("the chat template did not come to an end: {reason}"),
+                param: Some("messages".into()),
+                code: Some("chat_template_error"),
+            });
         }
         // The shortest beginning of the conversation that fails in the same way ends with the culprit.
         let fails =

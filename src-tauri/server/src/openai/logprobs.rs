@@ -35,9 +35,10 @@ pub(super) fn completion<'a>(
     for t in tokens {
         let logprob = finite(t.logprob.unwrap_or(IMPOSSIBLE));
         let mut top = serde_json::Map::new();
-        // The chosen token is always among them; of tokens that look the same the likelier stays.
+        // The chosen token is always among them. Part of a character is spelled by its bytes, as OpenAI does: as text
+        // such tokens would all look the same.
         for &(id, alternative) in t.top.iter().chain(&[(t.id, logprob)]) {
-            top.entry(spelling(model, id)).or_insert_with(|| finite(alternative).into());
+            top.entry(key(model, id)).or_insert_with(|| finite(alternative).into());
         }
         out.tokens.push(spelling(model, t.id));
         out.token_logprobs.push(logprob);
@@ -56,6 +57,15 @@ fn one(model: &ServedModel, id: u32, logprob: f32) -> TokenLogprob {
 
 fn spelling(model: &ServedModel, id: u32) -> String {
     String::from_utf8_lossy(model.tokenizer.token_bytes(id)).into_owned()
+}
+
+/// A token's name among alternatives: its text, or its bytes in hexadecimal where it is not whole characters.
+fn key(model: &ServedModel, id: u32) -> String {
+    let bytes = model.tokenizer.token_bytes(id);
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().fold("bytes:".to_owned(), |key, b| key + &format!("\\x{b:02x}")),
+    }
 }
 
 fn finite(logprob: f32) -> f32 {
