@@ -31,4 +31,14 @@ impl GenerateRequest {
             ignore_eos: false,
         }
     }
+
+    /// Exactly `tokens` greedy tokens, past any end of sequence: what comparisons and benchmarks ask for.
+    pub fn greedy(prompt: &[u32], tokens: usize) -> Self {
+        GenerateRequest {
+            max_tokens: Some(tokens),
+            sampling: SamplingParams::greedy(),
+            ignore_eos: true,
+            ..GenerateRequest::new(prompt.to_vec())
+        }
+    }
 }

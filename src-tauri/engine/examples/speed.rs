@@ -1,6 +1,5 @@
 //! Times the engine alone on a model folder: `cargo run --release -p hearth-engine --example speed -- FOLDER [TOKENS]`.
 
-use hearth_core::sampling::SamplingParams;
 use hearth_core::{Backend, Event, Finish, GenerateRequest};
 use hearth_engine::{Engine, EngineOptions};
 use std::time::Instant;
@@ -20,16 +19,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         memory.process_peak as f64 / 1e6
     );
     let submit = |prompt: usize, seed: u32| {
-        let ids = (0..prompt as u32).map(|i| (i * 37 + seed * 101 + 5) % model.vocab_size as u32).collect();
-        engine.submit(
-            &model,
-            GenerateRequest {
-                max_tokens: Some(tokens),
-                sampling: SamplingParams::greedy(),
-                ignore_eos: true,
-                ..GenerateRequest::new(ids)
-            },
-        )
+        let ids: Vec<u32> = (0..prompt as u32).map(|i| (i * 37 + seed * 101 + 5) % model.vocab_size as u32).collect();
+        engine.submit(&model, GenerateRequest::greedy(&ids, tokens))
     };
     let wait = |mut g: hearth_core::Generation| -> Result<Finish, Box<dyn std::error::Error>> {
         loop {

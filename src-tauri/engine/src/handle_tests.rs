@@ -25,15 +25,6 @@ fn small() -> EngineOptions {
     EngineOptions { max_rows: 3, prefill_chunk: 16, ..EngineOptions::default() }
 }
 
-fn request(prompt: &[u32], tokens: usize) -> GenerateRequest {
-    GenerateRequest {
-        max_tokens: Some(tokens),
-        sampling: SamplingParams::greedy(),
-        ignore_eos: true,
-        ..GenerateRequest::new(prompt.to_vec())
-    }
-}
-
 type Logprobs = (Option<f32>, Vec<(u32, f32)>);
 
 #[derive(Debug, Default, PartialEq)]
@@ -80,7 +71,7 @@ fn settle(engine: &EngineHandle) {
 fn a_request_ends_for_the_right_reason() {
     let (engine, model) = start(small(), "llama-f32");
     let prompt: Vec<u32> = (10..30).collect();
-    let long = answer(engine.submit(&model, request(&prompt, 20)).unwrap());
+    let long = answer(engine.submit(&model, GenerateRequest::greedy(&prompt, 20)).unwrap());
     assert_eq!((long.ids.len(), long.finish.as_ref().unwrap().reason), (20, FinishReason::Length));
     assert_eq!(long.finish.unwrap().usage.prompt_tokens, 20);
 
@@ -99,7 +90,7 @@ fn a_request_ends_for_the_right_reason() {
     let full = answer(limited.submit(&model, GenerateRequest { max_tokens: None, ..request(&prompt, 1) }).unwrap());
     assert_eq!(full.ids.len(), 12);
     assert_eq!(
-        limited.submit(&model, request(&[1; 32], 1)).unwrap_err(),
+        limited.submit(&model, GenerateRequest::greedy(&[1; 32], 1)).unwrap_err(),
         EngineError::ContextLengthExceeded { prompt: 32, limit: 32 }
     );
     limited.shutdown();
@@ -110,7 +101,7 @@ fn a_request_ends_for_the_right_reason() {
 fn every_end_of_sequence_id_stops() {
     let (engine, model) = start(small(), "llama-f32");
     let prompt: Vec<u32> = (40..60).collect();
-    let free = answer(engine.submit(&model, request(&prompt, 10)).unwrap());
+    let free = answer(engine.submit(&model, GenerateRequest::greedy(&prompt, 10)).unwrap());
     // The same model with two of the ids that it says as its end-of-sequence ids.
     let dir = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(golden("llama-f32")).unwrap() {
@@ -138,13 +129,17 @@ fn bad_requests_are_refused_by_name() {
         EngineError::InvalidRequest { param, .. } => param,
         other => panic!("{other}"),
     };
-    assert_eq!(refused(request(&[], 1)), "prompt");
-    assert_eq!(refused(request(&[100_000], 1)), "prompt");
-    assert_eq!(refused(request(&[1], 0)), "max_tokens");
+    assert_eq!(refused(GenerateRequest::greedy(&[], 1)), "prompt");
+    assert_eq!(refused(GenerateRequest::greedy(&[100_000], 1)), "prompt");
+    assert_eq!(refused(GenerateRequest::greedy(&[1], 0)), "max_tokens");
     assert_eq!(refused(GenerateRequest { logprobs: Some(21), ..request(&[1], 1) }), "top_logprobs");
     let hot = SamplingParams { temperature: 9.0, ..SamplingParams::default() };
     assert_eq!(refused(GenerateRequest { sampling: hot, ..request(&[1], 1) }), "temperature");
-    assert_eq!(answer(engine.submit(&model, request(&[1], 2)).unwrap()).ids.len(), 2, "the next one works");
+    assert_eq!(
+        answer(engine.submit(&model, GenerateRequest::greedy(&[1], 2)).unwrap()).ids.len(),
+        2,
+        "the next one works"
+    );
     engine.shutdown();
 }
 
@@ -155,7 +150,7 @@ fn a_model_that_cannot_be_loaded_leaves_the_engine_alive() {
     assert!(nowhere.to_string().contains("/nowhere/100%s"), "{nowhere}");
     assert!(matches!(engine.health(), Health::Failed { .. }));
     let model = engine.load(golden("qwen3-q4"), "y".into()).blocking_recv().unwrap().unwrap();
-    assert_eq!(answer(engine.submit(&model, request(&[1, 2, 3], 4)).unwrap()).ids.len(), 4);
+    assert_eq!(answer(engine.submit(&model, GenerateRequest::greedy(&[1, 2, 3], 4)).unwrap()).ids.len(), 4);
     engine.shutdown();
 }
 
@@ -185,7 +180,7 @@ fn seeds_hold_alone_and_in_company_and_the_unseeded_differ() {
 #[test]
 fn too_many_requests_are_refused_and_none_is_lost() {
     let (engine, model) = start(EngineOptions { max_rows: 1, max_waiting: 2, ..small() }, "llama-f32");
-    let results: Vec<_> = (0..6).map(|_| engine.submit(&model, request(&[1, 2, 3], 200))).collect();
+    let results: Vec<_> = (0..6).map(|_| engine.submit(&model, GenerateRequest::greedy(&[1, 2, 3], 200))).collect();
     let refused: Vec<_> = results.iter().filter_map(|r| r.as_ref().err()).collect();
     assert_eq!(refused.len(), 3);
     assert!(refused.iter().all(|e| matches!(e, EngineError::Overloaded { waiting: 2, limit: 2, .. })));
@@ -199,8 +194,8 @@ fn too_many_requests_are_refused_and_none_is_lost() {
 #[test]
 fn a_client_that_does_not_read_pauses_only_its_own_row() {
     let (engine, model) = start(small(), "llama-f32");
-    let slow = engine.submit(&model, request(&[1, 2, 3], 1500)).unwrap();
-    let quick = answer(engine.submit(&model, request(&[4, 5, 6], 50)).unwrap());
+    let slow = engine.submit(&model, GenerateRequest::greedy(&[1, 2, 3], 1500)).unwrap();
+    let quick = answer(engine.submit(&model, GenerateRequest::greedy(&[4, 5, 6], 50)).unwrap());
     assert_eq!(quick.ids.len(), 50);
     for _ in 0..2000 {
         if engine.stats().rows.iter().any(|r| r.phase == "paused") {
@@ -210,7 +205,7 @@ fn a_client_that_does_not_read_pauses_only_its_own_row() {
     }
     let paused = engine.stats().rows;
     assert_eq!(paused[0].phase, "paused", "{paused:?}");
-    assert_eq!(answer(engine.submit(&model, request(&[4, 5, 6], 50)).unwrap()).ids, quick.ids);
+    assert_eq!(answer(engine.submit(&model, GenerateRequest::greedy(&[4, 5, 6], 50)).unwrap()).ids, quick.ids);
     assert_eq!(answer(slow).ids.len(), 1500, "nothing is lost when it reads again");
     settle(&engine);
     engine.shutdown();
@@ -220,8 +215,8 @@ fn a_client_that_does_not_read_pauses_only_its_own_row() {
 fn a_client_that_never_reads_loses_its_row_in_the_end() {
     let options = EngineOptions { max_rows: 1, longest_pause: Duration::from_millis(200), ..small() };
     let (engine, model) = start(options, "llama-f32");
-    let _stuck = engine.submit(&model, request(&[1, 2, 3], 1500)).unwrap();
-    let next = answer(engine.submit(&model, request(&[4, 5, 6], 5)).unwrap());
+    let _stuck = engine.submit(&model, GenerateRequest::greedy(&[1, 2, 3], 1500)).unwrap();
+    let next = answer(engine.submit(&model, GenerateRequest::greedy(&[4, 5, 6], 5)).unwrap());
     assert_eq!(next.ids.len(), 5, "the row behind it gets its turn");
     assert_eq!(engine.stats().totals.cancelled, 1);
     engine.shutdown();
@@ -236,7 +231,7 @@ proptest! {
         let (engine, model) = start(small(), "llama_swa-f32");
         let make = |&(prompt, tokens, from, sampled): &(usize, usize, u32, bool)| {
             let prompt: Vec<u32> = (0..prompt as u32).map(|i| (from + i * 7) % 250).collect();
-            let mut r = request(&prompt, tokens);
+            let mut r = GenerateRequest::greedy(&prompt, tokens);
             if sampled {
                 r.sampling = SamplingParams { seed: Some(u64::from(from)), top_p: 0.9, frequency_penalty: 0.5, ..SamplingParams::default() };
                 r.logprobs = Some(1);
@@ -321,7 +316,7 @@ fn faulty(options: EngineOptions) -> (EngineHandle, Arc<ServedModel>) {
 fn ids_beyond_the_vocabulary_are_masked() {
     let (engine, model) = faulty(small());
     assert!(model.vocab_size > model.tokenizer.vocab_size());
-    assert_eq!(answer(engine.submit(&model, request(&[5], 4)).unwrap()).ids, [6, 7, 8, 9]);
+    assert_eq!(answer(engine.submit(&model, GenerateRequest::greedy(&[5], 4)).unwrap()).ids, [6, 7, 8, 9]);
     let sampled = GenerateRequest {
         sampling: SamplingParams { temperature: 0.1, seed: Some(1), ..SamplingParams::default() },
         logprobs: Some(20),
@@ -337,12 +332,12 @@ fn ids_beyond_the_vocabulary_are_masked() {
 #[test]
 fn a_failing_step_ends_its_rows_and_the_engine_goes_on() {
     let (engine, model) = faulty(small());
-    let failed = answer(engine.submit(&model, request(&[REFUSE], 4)).unwrap());
+    let failed = answer(engine.submit(&model, GenerateRequest::greedy(&[REFUSE], 4)).unwrap());
     assert_eq!(failed.failed, Some(EngineError::Compute { message: "test: refused".into() }));
     // In the middle of decoding: 199 is followed by 200.
-    let failed = answer(engine.submit(&model, request(&[REFUSE - 2], 8)).unwrap());
+    let failed = answer(engine.submit(&model, GenerateRequest::greedy(&[REFUSE - 2], 8)).unwrap());
     assert!(failed.failed.is_some() && failed.ids.len() <= 2, "{failed:?}");
-    assert_eq!(answer(engine.submit(&model, request(&[5], 3)).unwrap()).ids, [6, 7, 8]);
+    assert_eq!(answer(engine.submit(&model, GenerateRequest::greedy(&[5], 3)).unwrap()).ids, [6, 7, 8]);
     settle(&engine);
     engine.shutdown();
 }
@@ -352,7 +347,7 @@ fn logits_that_are_no_numbers_end_their_row_alone() {
     let (engine, model) = faulty(small());
     for sampling in [SamplingParams::greedy(), SamplingParams { top_p: 0.5, ..SamplingParams::default() }] {
         let bad = engine.submit(&model, GenerateRequest { sampling, ..request(&[NAN - 3], 8) }).unwrap();
-        let good = engine.submit(&model, request(&[5], 8)).unwrap();
+        let good = engine.submit(&model, GenerateRequest::greedy(&[5], 8)).unwrap();
         let bad = answer(bad);
         assert!(
             matches!(&bad.failed, Some(EngineError::Compute { message }) if message.contains("not numbers")),
@@ -367,9 +362,9 @@ fn logits_that_are_no_numbers_end_their_row_alone() {
 #[test]
 fn a_panic_is_reported_and_the_engine_restarted() {
     let (engine, model) = faulty(small());
-    let lost = answer(engine.submit(&model, request(&[PANIC], 4)).unwrap());
+    let lost = answer(engine.submit(&model, GenerateRequest::greedy(&[PANIC], 4)).unwrap());
     assert_eq!(lost.failed, Some(EngineError::EngineLost));
-    let again = answer(engine.submit(&model, request(&[5], 3)).unwrap());
+    let again = answer(engine.submit(&model, GenerateRequest::greedy(&[5], 3)).unwrap());
     assert_eq!(again.ids, [6, 7, 8], "the model is there again");
     assert!(matches!(engine.health(), Health::Ready { .. }));
     settle(&engine);
@@ -379,7 +374,8 @@ fn a_panic_is_reported_and_the_engine_restarted() {
 #[test]
 fn shutting_down_tells_whoever_waits() {
     let (engine, model) = start(EngineOptions { max_rows: 1, ..small() }, "llama-f32");
-    let rows: Vec<_> = (0..3).map(|_| engine.submit(&model, request(&[1, 2, 3], 3000)).unwrap()).collect();
+    let rows: Vec<_> =
+        (0..3).map(|_| engine.submit(&model, GenerateRequest::greedy(&[1, 2, 3], 3000)).unwrap()).collect();
     engine.clone().shutdown();
     for row in rows {
         let mut row = row;
@@ -389,5 +385,5 @@ fn shutting_down_tells_whoever_waits() {
         }
         assert_eq!(last, Some(Event::Failed(EngineError::ShuttingDown)));
     }
-    assert_eq!(engine.submit(&model, request(&[1], 1)).unwrap_err(), EngineError::EngineLost);
+    assert_eq!(engine.submit(&model, GenerateRequest::greedy(&[1], 1)).unwrap_err(), EngineError::EngineLost);
 }

@@ -2,20 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test may fail
 
-use hearth_core::sampling::SamplingParams;
 use hearth_core::{Backend, Event, GenerateRequest, Generation};
 use hearth_engine::{Engine, EngineHandle, EngineOptions};
 use std::path::Path;
 use std::time::Duration;
-
-fn request(prompt: &[u32], tokens: usize) -> GenerateRequest {
-    GenerateRequest {
-        max_tokens: Some(tokens),
-        sampling: SamplingParams::greedy(),
-        ignore_eos: true,
-        ..GenerateRequest::new(prompt.to_vec())
-    }
-}
 
 fn tokens_of(mut generation: Generation) -> usize {
     loop {
@@ -45,7 +35,7 @@ fn two_hundred_hang_ups_leave_nothing_behind() {
     let engine = Engine::start(EngineOptions { max_rows: 3, prefill_chunk: 16, ..EngineOptions::default() }).unwrap();
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens/llama-q4");
     let model = engine.load(dir, "model".into()).blocking_recv().unwrap().unwrap();
-    assert_eq!(tokens_of(engine.submit(&model, request(&[1, 2, 3], 5)).unwrap()), 5);
+    assert_eq!(tokens_of(engine.submit(&model, GenerateRequest::greedy(&[1, 2, 3], 5)).unwrap()), 5);
     let before = settled(&engine);
     let mut state = 1u64;
     let mut random = |n: u64| {
@@ -55,7 +45,7 @@ fn two_hundred_hang_ups_leave_nothing_behind() {
     let mut held = Vec::new();
     for i in 0..200 {
         let prompt: Vec<u32> = (0..1 + random(60) as u32).map(|t| t % 250).collect();
-        let mut generation = engine.submit(&model, request(&prompt, 400)).unwrap();
+        let mut generation = engine.submit(&model, GenerateRequest::greedy(&prompt, 400)).unwrap();
         // Some hang up in the queue, some in prefill, some while decoding.
         for _ in 0..random(12) {
             if i % 3 == 0 && generation.events.try_recv().is_err() {
@@ -71,6 +61,6 @@ fn two_hundred_hang_ups_leave_nothing_behind() {
     let after = settled(&engine);
     assert!(after.abs_diff(before) <= before / 50, "{before} bytes before, {after} after");
     assert!(engine.stats().totals.cancelled >= 100, "{:?}", engine.stats().totals);
-    assert_eq!(tokens_of(engine.submit(&model, request(&[1, 2, 3], 5)).unwrap()), 5);
+    assert_eq!(tokens_of(engine.submit(&model, GenerateRequest::greedy(&[1, 2, 3], 5)).unwrap()), 5);
     engine.shutdown();
 }

@@ -3,7 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test may fail
 
-use hearth_core::sampling::SamplingParams;
 use hearth_core::{Backend, Event, GenerateRequest, ServedModel};
 use hearth_engine::parity::Probe;
 use hearth_engine::{Engine, EngineHandle, EngineOptions};
@@ -115,15 +114,6 @@ fn load(engine: &EngineHandle, dir: &Path) -> Arc<ServedModel> {
     engine.load(dir.to_owned(), "model".into()).blocking_recv().unwrap().unwrap()
 }
 
-fn request(prompt: &[u32], tokens: usize) -> GenerateRequest {
-    GenerateRequest {
-        max_tokens: Some(tokens),
-        sampling: SamplingParams::greedy(),
-        ignore_eos: true,
-        ..GenerateRequest::new(prompt.to_vec())
-    }
-}
-
 fn ids(mut generation: hearth_core::Generation) -> Vec<u32> {
     let mut ids = Vec::new();
     loop {
@@ -147,7 +137,7 @@ fn greedy_ids_alone_and_in_a_ragged_batch() {
         let reference = Reference::read(&dir.join("ref.safetensors"));
         let model = load(&engine, &dir);
         let (prompt, greedy) = (reference.ids("prompt"), reference.ids("greedy"));
-        let alone = ids(engine.submit(&model, request(&prompt, greedy.len())).unwrap());
+        let alone = ids(engine.submit(&model, GenerateRequest::greedy(&prompt, greedy.len())).unwrap());
         assert_eq!(alone, greedy, "{}", dir.display());
         let bounds = reference.ids("batch_bounds");
         let want = reference.ids("batch_greedy");
@@ -159,7 +149,7 @@ fn greedy_ids_alone_and_in_a_ragged_batch() {
             .map(|(i, (bound, want))| {
                 let tokens = per_row - 5 * i;
                 let prompt = &prompt[bound[0] as usize..bound[1] as usize];
-                (engine.submit(&model, request(prompt, tokens)).unwrap(), want[..tokens].to_vec())
+                (engine.submit(&model, GenerateRequest::greedy(prompt, tokens)).unwrap(), want[..tokens].to_vec())
             })
             .collect();
         for (i, (generation, want)) in rows.into_iter().enumerate() {
@@ -209,7 +199,7 @@ fn smollm2_greedy_ids() {
     for n in 0..3 {
         let prompt = reference.ids(&format!("ids_{n}"));
         let (want, gap) = (reference.ids(&format!("greedy_{n}")), reference.f32(&format!("gap_{n}")));
-        let got = ids(engine.submit(&model, request(&prompt, want.len())).unwrap());
+        let got = ids(engine.submit(&model, GenerateRequest::greedy(&prompt, want.len())).unwrap());
         let near_ties: Vec<usize> = (0..gap.len()).filter(|&i| gap[i] < 0.01).collect();
         println!("SmolLM2 prompt {n}: near ties at {near_ties:?}");
         // After a near tie both continuations are right; before it, ids must be identical.

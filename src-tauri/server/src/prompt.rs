@@ -109,11 +109,23 @@ fn tools(f: Fields<'_>) -> Result<Option<Vec<Value>>, ServerError> {
         Some(Value::String(s)) if matches!(s.as_str(), "none" | "auto" | "required") => {}
         Some(v) => return Err(f.refuse("tool_choice", "none, auto, required, or an object naming a function", v)),
     }
+    let empty = Vec::new();
     let list = match f.get("tools") {
-        None => return Ok(None),
+        None => &empty,
         Some(Value::Array(list)) => list,
         Some(other) => return Err(f.refuse("tools", "a list of tools", other)),
     };
+    // A call that must be made needs a tool that can be called.
+    if let Some(choice) = f.get("tool_choice") {
+        let name = &choice["function"]["name"];
+        let callable = match choice {
+            Value::Object(_) => list.iter().any(|tool| tool["function"]["name"] == *name && name.is_string()),
+            _ => choice != "required" || !list.is_empty(),
+        };
+        if !callable {
+            return Err(f.refuse("tool_choice", "none or auto, or about a function in `tools`", choice));
+        }
+    }
     for (i, tool) in list.iter().enumerate() {
         let named = tool["type"] == "function" && tool["function"]["name"].as_str().is_some_and(|n| !n.is_empty());
         if !named {
@@ -364,6 +376,9 @@ mod tests {
         assert!(!read(body(json!([tool]), json!("none"))).unwrap().has_tools());
         assert!(!read(body(json!([]), Value::Null)).unwrap().has_tools());
         assert_eq!(read(body(json!([tool, 5]), Value::Null)).unwrap_err().param_name(), Some("tools[1]"));
-        assert_eq!(read(body(json!([tool]), json!("any"))).unwrap_err().param_name(), Some("tool_choice"));
+        for choice in [json!("any"), json!({"type": "function", "function": {"name": "g"}})] {
+            assert_eq!(read(body(json!([tool]), choice)).unwrap_err().param_name(), Some("tool_choice"));
+        }
+        assert_eq!(read(body(json!([]), json!("required"))).unwrap_err().param_name(), Some("tool_choice"));
     }
 }
