@@ -78,8 +78,11 @@ fn a_request_ends_for_the_right_reason() {
     // A stop string from the middle of what it says; the text ends before it.
     let chars: Vec<char> = long.text.chars().collect();
     let stop: String = chars[chars.len() / 2..][..2].iter().collect();
-    let stopped =
-        answer(engine.submit(&model, GenerateRequest { stop: vec![stop.clone()], ..request(&prompt, 20) }).unwrap());
+    let stopped = answer(
+        engine
+            .submit(&model, GenerateRequest { stop: vec![stop.clone()], ..GenerateRequest::greedy(&prompt, 20) })
+            .unwrap(),
+    );
     let finish = stopped.finish.unwrap();
     assert_eq!((finish.reason, finish.stop), (FinishReason::Stop, Some(stop.clone())));
     assert_eq!(stopped.text, long.text[..long.text.find(&stop).unwrap()]);
@@ -87,7 +90,9 @@ fn a_request_ends_for_the_right_reason() {
     // No max_tokens: up to the context limit.
     let limited = Engine::start(EngineOptions { context: Some(32), ..small() }).unwrap();
     let model = limited.load(golden("llama-f32"), "m".into()).blocking_recv().unwrap().unwrap();
-    let full = answer(limited.submit(&model, GenerateRequest { max_tokens: None, ..request(&prompt, 1) }).unwrap());
+    let full = answer(
+        limited.submit(&model, GenerateRequest { max_tokens: None, ..GenerateRequest::greedy(&prompt, 1) }).unwrap(),
+    );
     assert_eq!(full.ids.len(), 12);
     assert_eq!(
         limited.submit(&model, GenerateRequest::greedy(&[1; 32], 1)).unwrap_err(),
@@ -116,7 +121,9 @@ fn every_end_of_sequence_id_stops() {
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     let model = engine.load(dir.path().to_owned(), "eos".into()).blocking_recv().unwrap().unwrap();
     assert!(model.eos.contains(&last) && model.eos.contains(&0));
-    let stopped = answer(engine.submit(&model, GenerateRequest { ignore_eos: false, ..request(&prompt, 10) }).unwrap());
+    let stopped = answer(
+        engine.submit(&model, GenerateRequest { ignore_eos: false, ..GenerateRequest::greedy(&prompt, 10) }).unwrap(),
+    );
     assert_eq!(stopped.finish.unwrap().reason, FinishReason::Stop);
     assert_eq!(stopped.ids, free.ids[..=first]);
     engine.shutdown();
@@ -132,9 +139,9 @@ fn bad_requests_are_refused_by_name() {
     assert_eq!(refused(GenerateRequest::greedy(&[], 1)), "prompt");
     assert_eq!(refused(GenerateRequest::greedy(&[100_000], 1)), "prompt");
     assert_eq!(refused(GenerateRequest::greedy(&[1], 0)), "max_tokens");
-    assert_eq!(refused(GenerateRequest { logprobs: Some(21), ..request(&[1], 1) }), "top_logprobs");
+    assert_eq!(refused(GenerateRequest { logprobs: Some(21), ..GenerateRequest::greedy(&[1], 1) }), "top_logprobs");
     let hot = SamplingParams { temperature: 9.0, ..SamplingParams::default() };
-    assert_eq!(refused(GenerateRequest { sampling: hot, ..request(&[1], 1) }), "temperature");
+    assert_eq!(refused(GenerateRequest { sampling: hot, ..GenerateRequest::greedy(&[1], 1) }), "temperature");
     assert_eq!(
         answer(engine.submit(&model, GenerateRequest::greedy(&[1], 2)).unwrap()).ids.len(),
         2,
@@ -161,7 +168,7 @@ fn seeds_hold_alone_and_in_company_and_the_unseeded_differ() {
     let with = |seed| GenerateRequest {
         sampling: SamplingParams { seed, temperature: 1.5, ..SamplingParams::default() },
         logprobs: Some(2),
-        ..request(&prompt, 12)
+        ..GenerateRequest::greedy(&prompt, 12)
     };
     let alone = answer(engine.submit(&model, with(Some(5))).unwrap());
     let rows: Vec<_> = [Some(5), None, None, Some(5), Some(6)].map(|s| engine.submit(&model, with(s)).unwrap()).into();
@@ -320,7 +327,7 @@ fn ids_beyond_the_vocabulary_are_masked() {
     let sampled = GenerateRequest {
         sampling: SamplingParams { temperature: 0.1, seed: Some(1), ..SamplingParams::default() },
         logprobs: Some(20),
-        ..request(&[5], 4)
+        ..GenerateRequest::greedy(&[5], 4)
     };
     let sampled = answer(engine.submit(&model, sampled).unwrap());
     assert_eq!(sampled.ids, [6, 7, 8, 9]);
@@ -346,7 +353,8 @@ fn a_failing_step_ends_its_rows_and_the_engine_goes_on() {
 fn logits_that_are_no_numbers_end_their_row_alone() {
     let (engine, model) = faulty(small());
     for sampling in [SamplingParams::greedy(), SamplingParams { top_p: 0.5, ..SamplingParams::default() }] {
-        let bad = engine.submit(&model, GenerateRequest { sampling, ..request(&[NAN - 3], 8) }).unwrap();
+        let bad =
+            engine.submit(&model, GenerateRequest { sampling, ..GenerateRequest::greedy(&[NAN - 3], 8) }).unwrap();
         let good = engine.submit(&model, GenerateRequest::greedy(&[5], 8)).unwrap();
         let bad = answer(bad);
         assert!(
