@@ -55,7 +55,7 @@ pub enum CoreError {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum EngineError {
     /// No model of that name (404 `model_not_found`).
-    #[error("model `{name}` is not here; {}", if available.is_empty() { "no model is loaded".to_owned() } else { format!("available: {}", available.join(", ")) })]
+    #[error("{}", not_found(name, available))]
     ModelNotFound {
         /// The name in the request.
         name: String,
@@ -117,6 +117,14 @@ pub enum EngineError {
     /// Hearth is shutting down (503).
     #[error("Hearth is shutting down")]
     ShuttingDown,
+}
+
+fn not_found(name: &str, available: &[String]) -> String {
+    match (name, available) {
+        ("", []) => "no model is loaded; start one with `hearth serve MODEL`".to_owned(),
+        (_, []) => format!("model `{name}` is not here, and no model is loaded; start one with `hearth serve MODEL`"),
+        _ => format!("model `{name}` is not here; available: {}", available.join(", ")),
+    }
 }
 
 /// "1 token", "2 tokens".

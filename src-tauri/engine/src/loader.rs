@@ -129,6 +129,9 @@ fn served(dir: &Path, id: &str, context: Option<usize>, config: &ModelConfig) ->
         ));
     }
     let limit = config.max_position_embeddings;
+    if let Some(asked) = context.filter(|&c| c > limit) {
+        tracing::warn!("the model's context is {limit} tokens; the {asked} that were asked for are more than it has");
+    }
     Ok(ServedModel {
         id: id.to_owned(),
         path: dir.to_owned(),

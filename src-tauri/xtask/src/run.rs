@@ -19,14 +19,19 @@ const QUESTION: &str = "Why is the sky blue? Answer in two sentences.";
 pub fn run(ws: &Workspace, port: u16) -> Result<()> {
     let started = Instant::now();
     if !port_is_free(port) {
-        bail!("port {port} of 127.0.0.1 is taken; stop what listens there, or take another: cargo xtask run --port N");
+        bail!(
+            "port {port} of 127.0.0.1 is taken; stop what listens there (a Hearth: `target/release/hearth stop`), or take \
+             another port, with a state folder of its own beside a running Hearth: \
+             HEARTH_HOME=/tmp/hearth-2 cargo xtask run --port {}",
+            port.saturating_add(1)
+        );
     }
     setup::run(ws)?;
     let hearth = ws.build_hearth(Profile::Release)?;
-    let starter = starter::ensure(ws, Profile::Release)?;
+    let starter = starter::among_models(&starter::ensure(ws, Profile::Release)?)?;
     let stop = stop_flag()?;
     let mut serve = Command::new(&hearth);
-    serve.arg("serve").arg(&starter.folder).args(["--port", &port.to_string()]);
+    serve.arg("serve").arg(&starter).args(["--port", &port.to_string()]);
     let mut server = Server::start(&mut serve, port)?;
     server.wait_ready("/health", Duration::from_secs(300), &stop)?;
     eprintln!("Ready after {}.\n", sh::duration(started.elapsed()));

@@ -55,6 +55,48 @@ pub fn ensure(ws: &Workspace, profile: Profile) -> Result<Starter> {
     Ok(Starter { folder, gguf })
 }
 
+/// The starter among the user's models, so that `hearth ls` lists it and `hearth serve SmolLM2` finds it: links to the
+/// files in the cache, and the sampling that its model card recommends (at the API's own default, temperature 1, so small
+/// a model talks nonsense).
+///
+/// # Errors
+/// When Hearth's folder cannot be written.
+pub fn among_models(starter: &Starter) -> Result<PathBuf> {
+    let dir = hearth_home()?.join("models/SmolLM2-135M-Instruct");
+    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    for entry in fs::read_dir(&starter.folder).with_context(|| format!("cannot list {}", starter.folder.display()))? {
+        let (from, to) = {
+            let e = entry?;
+            (e.path(), dir.join(e.file_name()))
+        };
+        if to.file_name().is_some_and(|name| name == GENERATION) || fs::read_link(&to).is_ok_and(|link| link == from) {
+            continue;
+        }
+        let _ = fs::remove_file(&to);
+        symlink(&from, &to).with_context(|| format!("cannot write {}", to.display()))?;
+    }
+    let text = fs::read(starter.folder.join(GENERATION)).context("the starter has no generation_config.json")?;
+    let mut config: serde_json::Value = serde_json::from_slice(&text)?;
+    (config["temperature"], config["top_p"]) = (0.2.into(), 0.9.into());
+    fs::write(dir.join(GENERATION), serde_json::to_vec_pretty(&config)?)?;
+    Ok(dir)
+}
+
+const GENERATION: &str = "generation_config.json";
+
+/// Hearth's state folder, as `hearth` finds it.
+fn hearth_home() -> Result<PathBuf> {
+    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    if let Some(home) = var("HEARTH_HOME") {
+        return Ok(home);
+    }
+    let user = var("HOME").context("HOME is not set: it says where Hearth's folder is")?;
+    if cfg!(target_os = "macos") {
+        return Ok(user.join("Library/Application Support/Hearth"));
+    }
+    Ok(var("XDG_DATA_HOME").unwrap_or_else(|| user.join(".local/share")).join("hearth"))
+}
+
 /// Where a plain `cargo test` finds the model: a link that stays the same, in the settings that the set-up writes.
 pub fn link(ws: &Workspace) -> PathBuf {
     ws.cache.join("starter")

@@ -11,7 +11,10 @@ use hearth_library::scan::{ModelEntry, Places, scan};
 use serde::Serialize;
 use serde_json::json;
 
-const PORT: u16 = 8080;
+/// The port that `hearth serve` takes when it is not told another.
+fn default_port() -> u16 {
+    std::env::var("HEARTH_PORT").ok().and_then(|port| port.parse().ok()).unwrap_or(8080)
+}
 
 /// How one check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -128,7 +131,7 @@ fn home_folder(home: &Home) -> Check {
 }
 
 async fn port() -> Check {
-    let address = format!("127.0.0.1:{PORT}");
+    let address = format!("127.0.0.1:{}", default_port());
     if tokio::net::TcpListener::bind(&address).await.is_ok() {
         return Check::ok("port", format!("{address} is free"));
     }

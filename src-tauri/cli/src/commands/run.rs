@@ -56,6 +56,9 @@ async fn chat(client: &Client, args: &RunArgs) -> Result<(), Failure> {
     let mut editor = Some(editor);
     let mut system = args.system.clone();
     let mut turns: Vec<Value> = Vec::new();
+    // A person sees a refusal and goes on; a script that pipes its turns must learn of it.
+    let mut refused = None;
+    let piped = !std::io::stdin().is_terminal();
     let model = match client.health().await? {
         Health::Ready { model } => model,
         _ => "the model".to_owned(),
@@ -65,12 +68,12 @@ async fn chat(client: &Client, args: &RunArgs) -> Result<(), Failure> {
         let input = match read(&mut editor).await? {
             Input::Line(line) => line,
             Input::Nothing => continue,
-            Input::End => return Ok(()),
+            Input::End => break,
         };
         let line = input.trim();
         match line.split_once(char::is_whitespace).unwrap_or((line, "")) {
             ("", _) => continue,
-            ("/exit" | "/quit" | "/bye", _) => return Ok(()),
+            ("/exit" | "/quit" | "/bye", _) => break,
             ("/help", _) => eprintln!("{HELP}"),
             ("/clear", _) => turns.clear(),
             ("/system", text) => {
@@ -85,13 +88,20 @@ async fn chat(client: &Client, args: &RunArgs) -> Result<(), Failure> {
                     Ok(text) => turns.push(json!({"role": "assistant", "content": text})),
                     Err(ChatError::Refused(message)) => {
                         turns.pop();
-                        eprintln!("error: {message}");
+                        match piped {
+                            true => refused = Some(message),
+                            false => eprintln!("error: {message}"),
+                        }
                     }
                     Err(ChatError::Lost(failure)) => return Err(failure),
+                }
+                if refused.is_some() {
+                    break;
                 }
             }
         }
     }
+    refused.map_or(Ok(()), |message| Err(Failure::no(message)))
 }
 
 fn body(args: &RunArgs, system: Option<&str>, turns: &[Value]) -> Value {
@@ -121,7 +131,7 @@ async fn answer(client: &Client, body: &Value) -> Result<String, ChatError> {
             text.push_str(&more);
         }
         Piece::Usage { prompt, answer } => usage = Some((prompt, answer)),
-        Piece::Finished(reason) if reason == "length" => eprint!(" [cut off: the token limit is reached]"),
+        Piece::Finished(reason) if reason == "length" => eprintln!(" [cut off: the token limit is reached]"),
         Piece::Finished(_) => {}
     };
     let done = tokio::select! {

@@ -23,6 +23,9 @@ use tokio::sync::watch;
 pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
     let token = new_token()?;
     let config = config(&args, &token);
+    if config.host != "localhost" && config.host.parse::<std::net::IpAddr>().is_err() {
+        return Err(Failure::usage(format!("`--host` must be an IP address or localhost; it is {}", config.host)));
+    }
     if !config.is_loopback() && config.api_keys.is_empty() {
         return Err(Failure::usage(format!(
             "{} can be reached from other computers, so an API key is required: add --api-key KEY, or leave out --host",
