@@ -68,16 +68,16 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<()> {
     if wanted("prefill") || wanted("decode") {
         let file = prompts.file(ws, sizes.prompt, 0)?;
         let [prefill, decode] = contest.speeds(&file, sizes.decode)?;
-        rows.push(prefill.row("prefill", "tok/s", Target::AtLeast(0.97), Against::Best));
-        rows.push(decode.row("decode", "tok/s", Target::AtLeast(1.03), Against::Best));
+        note(&mut rows, prefill.row("prefill", "tok/s", Target::AtLeast(0.97), Against::Best));
+        note(&mut rows, decode.row("decode", "tok/s", Target::AtLeast(1.03), Against::Best));
     }
     if wanted("start to first token") {
         let samples = contest.starts(&prompts.file(ws, MEDIUM, 0)?)?;
-        rows.push(samples.row("start to first token", "s", Target::AtMost(0.4), Against::Best));
+        note(&mut rows, samples.row("start to first token", "s", Target::AtMost(0.4), Against::Best));
     }
     if wanted("host time per token") {
         let samples = contest.toy(&toy, &prompts.file(ws, SHORT, 0)?, sizes.toy)?;
-        rows.push(samples.row("host time per token, 30-layer toy", "ms", Target::AtMost(0.75), Against::Best));
+        note(&mut rows, samples.row("host time per token, 30-layer toy", "ms", Target::AtMost(0.75), Against::Best));
     }
     let served = ["first token", "8 concurrent", "peak memory", "server overhead"];
     if served.iter().any(|name| wanted(name)) {
@@ -101,18 +101,24 @@ fn server_rows(ws: &Workspace, contest: &Contest, prompts: &Prompts, sizes: &Siz
     for (length, target) in [(MEDIUM, 0.95), (SHORT, 0.6)] {
         let samples = contest.first_tokens(&servers, prompts.of(length)?)?;
         let name = format!("first token of a {length}-token prompt");
-        rows.push(samples.row(&name, "s", Target::AtMost(target), Against::Best));
+        note(&mut rows, samples.row(&name, "s", Target::AtMost(target), Against::Best));
     }
     let overhead = contest.overhead(&servers[0], ws, prompts, sizes.decode)?;
     let samples = contest.concurrent(&servers, prompts.of(MEDIUM)?, ROWS, sizes.concurrent)?;
-    rows.push(samples.row("8 concurrent, in all", "tok/s", Target::AtLeast(1.1), Against::Best));
+    note(&mut rows, samples.row("8 concurrent, in all", "tok/s", Target::AtLeast(1.1), Against::Best));
     let peaks = contest.peaks(&servers)?;
-    rows.push(peaks.row("peak memory of the server", "MB", Target::AtMost(0.8), Against::Dense));
-    rows.push(overhead);
+    note(&mut rows, peaks.row("peak memory of the server", "MB", Target::AtMost(0.8), Against::Dense));
+    note(&mut rows, overhead);
     for server in &mut servers {
         server.end()?;
     }
     Ok(rows)
+}
+
+/// Keeps a row and shows it at once: a long run that is broken off has not been for nothing.
+fn note(rows: &mut Vec<Row>, row: Row) {
+    eprint!("{}", report::table(std::slice::from_ref(&row)));
+    rows.push(row);
 }
 
 /// A model of the peer's making, kept in the cache.
