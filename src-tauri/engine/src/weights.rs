@@ -25,8 +25,6 @@ pub struct Weights<'a> {
     unpack: bool,
     /// The shard that was read last.
     open: Option<(usize, File)>,
-    /// For unpacking, reused from layer to layer.
-    scratch: Vec<f32>,
     read: u64,
     total: u64,
     progress: Progress<'a>,
@@ -34,8 +32,6 @@ pub struct Weights<'a> {
 
 /// Share of the available memory that unpacked weights may take on a CPU.
 const UNPACK_SHARE: f64 = 0.6;
-/// Elements up to which the scratch buffer is kept (32 MB).
-const LARGEST_SCRATCH: usize = 8 << 20;
 
 impl<'a> Weights<'a> {
     /// Prepares to load from this folder, laid out for this device.
@@ -46,17 +42,7 @@ impl<'a> Weights<'a> {
         progress: Progress<'a>,
     ) -> Self {
         let total = folder.weight_bytes();
-        let mut weights = Weights {
-            folder,
-            quantization,
-            device,
-            unpack: false,
-            open: None,
-            scratch: Vec::new(),
-            read: 0,
-            total,
-            progress,
-        };
+        let mut weights = Weights { folder, quantization, device, unpack: false, open: None, read: 0, total, progress };
         let available = hearth_machine::memory().available;
         weights.unpack = device == Device::Cpu && (weights.dense_bytes() as f64) < available as f64 * UNPACK_SHARE;
         weights
@@ -167,9 +153,8 @@ impl<'a> Weights<'a> {
             self.check_groups(path, inputs, q)?;
             self.check_shape(&format!("{path}.weight"), &[*rows, inputs * q.bits as usize / 32])?;
         }
-        // Small ones share a scratch buffer; a large one gets its own, which goes as soon as MLX has copied it.
-        let mut dense = std::mem::take(&mut self.scratch);
-        dense.resize(inputs * outputs, 0.0);
+        // Fresh pages, which the unpacking threads touch first, and which MLX then uses as they are.
+        let mut dense = vec![0.0; inputs * outputs];
         let mut at = 0;
         for (path, rows) in parts {
             let Some(q) = self.affine(path) else { continue };
@@ -188,11 +173,7 @@ impl<'a> Weights<'a> {
             unpack::transposed(packed, &mut dense, outputs, at);
             at += rows;
         }
-        let tensor = Tensor::from_f32(&dense, &[inputs as i32, outputs as i32])?;
-        if dense.len() <= LARGEST_SCRATCH {
-            self.scratch = dense;
-        }
-        Ok(tensor)
+        Ok(Tensor::from_vec_f32(dense, &[inputs as i32, outputs as i32])?)
     }
 
     fn fuse(&self, mut matrices: Vec<Matrix>) -> Result<Weight> {
