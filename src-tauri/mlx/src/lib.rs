@@ -35,7 +35,7 @@ pub use memory::{
     active_memory, cache_memory, clear_cache, peak_memory, reset_peak_memory, set_cache_limit, set_memory_limit,
     set_wired_limit,
 };
-pub use ops::{concatenate, stack};
+pub use ops::concatenate;
 pub use quant::QuantizedWeight;
 pub use random::{key, split};
 pub use tensor::{Dtype, Tensor, async_eval, eval, synchronize};

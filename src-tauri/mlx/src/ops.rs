@@ -67,7 +67,6 @@ binary! {
     greater = mlx_greater;
     greater_equal = mlx_greater_equal;
     logical_and = mlx_logical_and;
-    logical_or = mlx_logical_or;
 }
 
 reduce! {
@@ -218,11 +217,6 @@ impl Tensor {
         array("sort", |res, s| unsafe { mlx_sys::mlx_sort_axis(res, self.raw(), axis, s) })
     }
 
-    pub fn argsort(&self, axis: i32) -> Result<Tensor> {
-        // SAFETY: the handle lives across the call.
-        array("argsort", |res, s| unsafe { mlx_sys::mlx_argsort_axis(res, self.raw(), axis, s) })
-    }
-
     /// Indices such that position `kth` is sorted and everything before it is not larger.
     pub fn argpartition(&self, kth: i32, axis: i32) -> Result<Tensor> {
         // SAFETY: the handle lives across the call.
@@ -259,14 +253,4 @@ pub fn concatenate<'a>(tensors: impl IntoIterator<Item = &'a Tensor>, axis: i32)
     let handles = Handles::new(tensors);
     // SAFETY: the handles live across the call.
     array("concatenate", |res, s| unsafe { mlx_sys::mlx_concatenate_axis(res, handles.0, axis, s) })
-}
-
-/// Tensors of one shape along a new axis.
-///
-/// # Errors
-/// MLX's, where shapes differ.
-pub fn stack<'a>(tensors: impl IntoIterator<Item = &'a Tensor>, axis: i32) -> Result<Tensor> {
-    let handles = Handles::new(tensors);
-    // SAFETY: the handles live across the call.
-    array("stack", |res, s| unsafe { mlx_sys::mlx_stack_axis(res, handles.0, axis, s) })
 }
