@@ -4,7 +4,7 @@
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::request::GenerateRequest;
-use crate::stats::{Health, Stats};
+use crate::stats::{CacheClear, CacheFlush, Health, Stats};
 use crate::tokenizer::Tokenizer;
 use serde_json::Value;
 use std::future::Future;
@@ -38,6 +38,18 @@ pub trait Backend: Send + Sync + 'static {
 
     /// The engine's figures.
     fn stats(&self) -> Stats;
+
+    /// Writes every entry of the prompt cache to disk; ready when all of it is durable, and says what is not.
+    ///
+    /// # Errors
+    /// `EngineLost`.
+    fn flush_cache(&self) -> BoxFuture<'_, Result<CacheFlush, EngineError>>;
+
+    /// Empties both tiers of the prompt cache.
+    ///
+    /// # Errors
+    /// `EngineLost`.
+    fn clear_cache(&self) -> BoxFuture<'_, Result<CacheClear, EngineError>>;
 }
 
 /// One running generation. Dropping it cancels the row within one step.

@@ -20,6 +20,13 @@ pub enum LayerLayout {
         /// Tokens kept.
         window: usize,
     },
+    /// A state of constant size: the last inputs of a short convolution, and the matrix of a linear attention.
+    Recurrent {
+        /// Elements of the convolution's state.
+        conv: usize,
+        /// Elements of the matrix; 0 where there is none.
+        state: usize,
+    },
 }
 
 impl LayerLayout {
@@ -30,6 +37,7 @@ impl LayerLayout {
             LayerLayout::Sliding { kv_heads, head_dim, window } => {
                 2 * (kv_heads * head_dim) as u64 * element * tokens.min(window as u64)
             }
+            LayerLayout::Recurrent { conv, state } => (conv + state) as u64 * element,
         }
     }
 }

@@ -17,6 +17,9 @@ pub struct GenerateRequest {
     pub logprobs: Option<u8>,
     /// Go on past end-of-sequence tokens (benchmarks).
     pub ignore_eos: bool,
+    /// Lengths of the prompt's stable prefixes, ascending, each below its length: the end of the system prompt, and
+    /// of everything that the next turn will begin with. The prompt cache keeps the state there.
+    pub boundaries: Vec<usize>,
 }
 
 impl GenerateRequest {
@@ -29,6 +32,7 @@ impl GenerateRequest {
             stop: Vec::new(),
             logprobs: None,
             ignore_eos: false,
+            boundaries: Vec::new(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! The figures that `/stats`, the event stream, the CLI and the UI share. Additive: fields are added, never renamed.
 
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// Version of the [`Stats`] schema; raised when a field's meaning changes.
 pub const STATS_VERSION: u32 = 1;
@@ -50,6 +51,8 @@ pub struct Stats {
     pub totals: Totals,
     /// Memory in bytes.
     pub memory: MemoryStats,
+    /// The prompt cache.
+    pub cache: CacheStats,
 }
 
 /// The loaded model.
@@ -118,4 +121,117 @@ pub struct MemoryStats {
     pub mlx_peak: u64,
     /// The process: resident set on Linux, physical footprint on macOS.
     pub process: u64,
+}
+
+/// The prompt cache's two tiers.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CacheStats {
+    /// Entries in memory.
+    pub ram: RamCacheStats,
+    /// Files on disk.
+    pub ssd: SsdCacheStats,
+}
+
+/// The prompt cache in memory.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RamCacheStats {
+    /// Most bytes it may hold; 0: it is off.
+    pub cap: u64,
+    /// Bytes held, those on their way to disk included.
+    pub bytes: u64,
+    /// Entries held.
+    pub entries: usize,
+    /// Tokens of all entries.
+    pub tokens: u64,
+    /// Requests that found a prefix here.
+    pub hits: u64,
+    /// Requests that did not.
+    pub misses: u64,
+    /// Prompt tokens that did not have to be computed.
+    pub reused_tokens: u64,
+    /// Entries stored.
+    pub stored: u64,
+    /// Entries that a longer one took the place of.
+    pub superseded: u64,
+    /// Entries that had to go for want of room.
+    pub evicted: u64,
+    /// Entries whose buffers rows are reading at this moment.
+    pub lent: usize,
+    /// Hits that took the entry over, because there was no room for a copy.
+    pub moved: u64,
+}
+
+/// The prompt cache on disk.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SsdCacheStats {
+    /// Whether it works.
+    pub state: SsdState,
+    /// Why it does not, and what to do.
+    pub message: Option<String>,
+    /// Its folder.
+    pub dir: Option<PathBuf>,
+    /// Most bytes that the folder may hold.
+    pub cap: u64,
+    /// Bytes that Hearth's files take there, those of other models included.
+    pub bytes: u64,
+    /// Hearth's files there.
+    pub files: usize,
+    /// Bytes that wait to be written.
+    pub pending: u64,
+    /// Requests that were continued from disk.
+    pub hits: u64,
+    /// Prompt tokens read back instead of computed.
+    pub reused_tokens: u64,
+    /// Bytes written since the start.
+    pub written: u64,
+    /// Bytes read since the start.
+    pub read: u64,
+    /// Files that had to go for want of room.
+    pub evicted: u64,
+    /// Files that were damaged and removed.
+    pub corrupt: u64,
+    /// Restores that failed; the prompt was computed instead.
+    pub failed_restores: u64,
+}
+
+/// Whether the prompt cache on disk works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SsdState {
+    /// It was not asked for.
+    #[default]
+    Off,
+    /// It works.
+    Ready,
+    /// Writing failed (a full disk, a folder without permission): nothing more is written, what is there is read.
+    Failed,
+}
+
+/// What a flush of the prompt cache did.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CacheFlush {
+    /// Entries that are on disk now.
+    pub entries: usize,
+    /// Bytes written for it; what was there already is not written again.
+    pub bytes: u64,
+    /// What could not be made durable, and why.
+    pub failed: Vec<String>,
+}
+
+/// What a clearing of the prompt cache removed.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CacheClear {
+    /// Entries in memory.
+    pub entries: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Files on disk.
+    pub files: usize,
+    /// Their bytes.
+    pub file_bytes: u64,
 }

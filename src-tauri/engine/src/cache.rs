@@ -1,10 +1,12 @@
 //! KV caches as values: one per row and layer, with the questions that the engine asks of every kind.
 
 mod kv;
+mod recurrent;
 
 pub use kv::{PlainCache, RotatingCache};
+pub use recurrent::RecurrentCache;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use hearth_core::layout::{CacheLayout, LayerLayout};
 use hearth_mlx::Tensor;
 
@@ -35,6 +37,8 @@ pub enum LayerCache {
     Plain(PlainCache),
     /// Keys and values of the last `window` tokens.
     Rotating(RotatingCache),
+    /// A state of constant size.
+    Recurrent(RecurrentCache),
 }
 
 impl LayerCache {
@@ -43,6 +47,7 @@ impl LayerCache {
         let make = |layer: &LayerLayout| match *layer {
             LayerLayout::Full { .. } => LayerCache::Plain(PlainCache::default()),
             LayerLayout::Sliding { window, .. } => LayerCache::Rotating(RotatingCache::new(window)),
+            LayerLayout::Recurrent { .. } => LayerCache::Recurrent(RecurrentCache::default()),
         };
         layout.layers.iter().map(make).collect()
     }
@@ -52,6 +57,7 @@ impl LayerCache {
         match self {
             LayerCache::Plain(c) => c.offset(),
             LayerCache::Rotating(c) => c.offset(),
+            LayerCache::Recurrent(c) => c.offset(),
         }
     }
 
@@ -63,20 +69,33 @@ impl LayerCache {
     /// Adds keys and values `[1, kv_heads, n, head_dim]` of `n` new tokens and returns what those may look at.
     ///
     /// # Errors
-    /// MLX's.
+    /// [`Error::WrongCache`] for a recurrent layer's; MLX's.
     pub fn update(&mut self, keys: Tensor, values: Tensor) -> Result<Seen> {
         match self {
             LayerCache::Plain(c) => c.update(keys, values),
             LayerCache::Rotating(c) => c.update(keys, values),
+            LayerCache::Recurrent(_) => Err(Error::WrongCache { layer: "attention" }),
+        }
+    }
+
+    /// The state of a recurrent layer.
+    ///
+    /// # Errors
+    /// [`Error::WrongCache`] for an attention layer's.
+    pub fn recurrent(&mut self) -> Result<&mut RecurrentCache> {
+        match self {
+            LayerCache::Recurrent(c) => Ok(c),
+            _ => Err(Error::WrongCache { layer: "recurrent" }),
         }
     }
 
     /// The arrays behind the cache, to be evaluated after a prefill chunk.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let pair = match self {
-            LayerCache::Plain(c) => c.buffers(),
-            LayerCache::Rotating(c) => c.buffers(),
+        let (pair, states) = match self {
+            LayerCache::Plain(c) => (c.buffers(), None),
+            LayerCache::Rotating(c) => (c.buffers(), None),
+            LayerCache::Recurrent(c) => (None, Some(c.tensors())),
         };
-        pair.into_iter().flat_map(|(k, v)| [k, v])
+        pair.into_iter().flat_map(|(k, v)| [k, v]).chain(states.into_iter().flatten())
     }
 }

@@ -12,6 +12,12 @@ pub enum Error {
     /// A model's files are not usable.
     #[error(transparent)]
     Model(#[from] CoreError),
+    /// A layer was given a cache of another kind: the model's file and its cache layout disagree.
+    #[error("a cache of another kind for a layer of {layer}: a mistake in the model's code")]
+    WrongCache {
+        /// The layer's kind.
+        layer: &'static str,
+    },
 }
 
 /// The engine's result.
@@ -22,6 +28,7 @@ impl From<Error> for EngineError {
         match e {
             Error::Mlx(e) => EngineError::Compute { message: e.to_string() },
             Error::Model(e) => EngineError::ModelUnusable(e),
+            e @ Error::WrongCache { .. } => EngineError::Compute { message: e.to_string() },
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::loader::{self, Loader};
 use crate::row::Submitted;
 use crate::worker::{Command, Worker, prepare_device};
 use hearth_core::backend::{BoxFuture, ModelCard};
-use hearth_core::stats::{Health, STATS_VERSION, Stats, Totals};
+use hearth_core::stats::{CacheClear, CacheFlush, Health, STATS_VERSION, Stats, Totals};
 use hearth_core::{Backend, EngineError, GenerateRequest, Generation, ServedModel};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -31,6 +31,32 @@ pub struct EngineOptions {
     pub context: Option<usize>,
     /// A client that reads nothing for this long loses its row: it holds a place that others wait for.
     pub longest_pause: Duration,
+    /// The prompt cache.
+    pub cache: CacheOptions,
+}
+
+/// The prompt cache's settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheOptions {
+    /// Most bytes in memory; 0 turns the tier off.
+    pub ram: u64,
+    /// Most bytes on disk; 0 turns the tier off.
+    pub ssd: u64,
+    /// The folder on disk; without one the tier is off.
+    pub dir: Option<PathBuf>,
+    /// Keys and values in this many bits (4 or 8); `None`: as computed. A model's `kv_config.json` goes first.
+    pub kv_bits: Option<u8>,
+    /// Most bytes that weights, rows and entries may take together; `None`: what the machine has free.
+    pub memory: Option<u64>,
+    /// An entry that nobody used for this long moves to disk.
+    pub idle: Duration,
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        let idle = Duration::from_secs(300);
+        CacheOptions { ram: 8 << 30, ssd: 0, dir: None, kv_bits: None, memory: None, idle }
+    }
 }
 
 impl Default for EngineOptions {
@@ -41,6 +67,7 @@ impl Default for EngineOptions {
             prefill_chunk: 2048,
             context: None,
             longest_pause: Duration::from_secs(120),
+            cache: CacheOptions::default(),
         }
     }
 }
@@ -252,6 +279,18 @@ impl Backend for EngineHandle {
         stats.memory.mlx_peak = figure(hearth_mlx::peak_memory);
         stats.memory.process = hearth_machine::memory().process;
         stats
+    }
+
+    fn flush_cache(&self) -> BoxFuture<'_, Result<CacheFlush, EngineError>> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::FlushCache(reply));
+        Box::pin(async { answer.await.map_err(|_| EngineError::EngineLost) })
+    }
+
+    fn clear_cache(&self) -> BoxFuture<'_, Result<CacheClear, EngineError>> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::ClearCache(reply));
+        Box::pin(async { answer.await.map_err(|_| EngineError::EngineLost) })
     }
 }
 

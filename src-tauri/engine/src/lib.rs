@@ -20,4 +20,4 @@ mod worker;
 pub mod parity;
 
 pub use error::Error;
-pub use handle::{Engine, EngineHandle, EngineOptions};
+pub use handle::{CacheOptions, Engine, EngineHandle, EngineOptions};

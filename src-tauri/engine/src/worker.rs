@@ -13,7 +13,7 @@ use crate::sampler::{RowSampler, Sampled};
 use crate::scheduler::{Limits, Round, Scheduler};
 use crate::step::{Segment, Step};
 use hearth_core::event::TokenInfo;
-use hearth_core::stats::{Health, ModelStats, RowStats};
+use hearth_core::stats::{CacheClear, CacheFlush, Health, ModelStats, RowStats};
 use hearth_core::{EngineError, ServedModel};
 use hearth_mlx::{Device, Dtype, Tensor, async_eval, concatenate, eval};
 use std::collections::{BTreeMap, VecDeque};
@@ -31,6 +31,10 @@ pub enum Command {
     Load(PathBuf, String, oneshot::Sender<LoadResult>),
     /// Queue a generation.
     Submit(Box<Submitted>),
+    /// Write the prompt cache to disk.
+    FlushCache(oneshot::Sender<CacheFlush>),
+    /// Empty the prompt cache.
+    ClearCache(oneshot::Sender<CacheClear>),
     /// End the thread.
     Shutdown,
 }
@@ -200,6 +204,8 @@ impl<'a> Worker<'a> {
                     self.scheduler.add(submitted.id, submitted.request.prompt.len());
                     self.waiting.insert(submitted.id, *submitted);
                 }
+                Ok(Command::FlushCache(reply)) => drop(reply.send(CacheFlush::default())),
+                Ok(Command::ClearCache(reply)) => drop(reply.send(CacheClear::default())),
                 Err(TryRecvError::Empty) => return true,
                 Ok(Command::Shutdown) | Err(TryRecvError::Disconnected) => return false,
             }

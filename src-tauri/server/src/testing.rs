@@ -4,7 +4,7 @@
 use hearth_core::backend::{Backend, BoxFuture, Generation, ModelCard, ServedModel};
 use hearth_core::detokenizer::Detokenizer;
 use hearth_core::event::{Delta, Event, Finish, FinishReason, Timings, TokenInfo, Usage};
-use hearth_core::stats::{Health, ModelStats, STATS_VERSION, Stats};
+use hearth_core::stats::{CacheClear, CacheFlush, Health, ModelStats, STATS_VERSION, Stats};
 use hearth_core::stop::StopMatcher;
 use hearth_core::tokenizer::Tokenizer;
 use hearth_core::{EngineError, GenerateRequest};
@@ -181,6 +181,14 @@ impl Backend for ScriptedBackend {
         let m = &self.model;
         let model = ModelStats { id: m.id.clone(), context: m.context, ..ModelStats::default() };
         Stats { version: STATS_VERSION, model: Some(model), max_rows: 8, ..Stats::default() }
+    }
+
+    fn flush_cache(&self) -> BoxFuture<'_, Result<CacheFlush, EngineError>> {
+        Box::pin(std::future::ready(Ok(CacheFlush { entries: 3, bytes: 4096, failed: Vec::new() })))
+    }
+
+    fn clear_cache(&self) -> BoxFuture<'_, Result<CacheClear, EngineError>> {
+        Box::pin(std::future::ready(Ok(CacheClear { entries: 3, bytes: 4096, files: 2, file_bytes: 2048 })))
     }
 }
 

@@ -90,7 +90,7 @@ async fn start(state: AppState, request: ChatRequest) -> Result<(Running, ChatEn
         model: model.clone(),
     };
     let (stop, ignore_eos) = (common.stop, common.ignore_eos);
-    let row = GenerateRequest { prompt, max_tokens, sampling, stop, logprobs, ignore_eos };
+    let row = GenerateRequest { prompt, max_tokens, sampling, stop, logprobs, ignore_eos, boundaries: Vec::new() };
     let running = Running::start(state.backend().as_ref(), &model, vec![row]).await?;
     Ok((running, encoder))
 }

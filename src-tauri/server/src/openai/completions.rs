@@ -190,6 +190,7 @@ async fn start(state: AppState, request: CompletionRequest) -> Result<(Running, 
         stop: common.stop.clone(),
         logprobs,
         ignore_eos: common.ignore_eos,
+        boundaries: Vec::new(),
     });
     let running = Running::start(state.backend().as_ref(), &model, rows.collect()).await?;
     Ok((running, encoder))
