@@ -1,11 +1,11 @@
 //! Quantized weights in every mode of MLX: packed words, scales and, for affine, biases.
 
-use crate::call::{Result, array};
+use crate::call::{self, Result, array, check, prepare};
 use crate::tensor::{Dtype, Tensor};
 use mlx_sys::{mlx_array, mlx_optional_dtype, mlx_optional_int};
 use std::ffi::CStr;
 
-/// A quantized matrix `[rows, cols]`.
+/// A quantized matrix `[rows, cols]`, or a batch of them with more axes before.
 #[derive(Debug)]
 pub struct QuantizedWeight {
     /// Packed values, u32 `[rows, cols · bits / 32]`.
@@ -32,6 +32,18 @@ impl QuantizedWeight {
     /// # Errors
     /// MLX's, where shapes or dtypes do not fit.
     pub fn matmul(&self, x: &Tensor) -> Result<Tensor> {
+        self.product(x, true)
+    }
+
+    /// `x · W` for x `[…, rows]`, without unpacking the whole matrix.
+    ///
+    /// # Errors
+    /// MLX's, where shapes or dtypes do not fit.
+    pub fn matmul_untransposed(&self, x: &Tensor) -> Result<Tensor> {
+        self.product(x, false)
+    }
+
+    fn product(&self, x: &Tensor, transposed: bool) -> Result<Tensor> {
         // SAFETY: all handles live across the call.
         array("quantized_matmul", |res, s| unsafe {
             mlx_sys::mlx_quantized_matmul(
@@ -40,7 +52,7 @@ impl QuantizedWeight {
                 self.packed.raw(),
                 self.scales.raw(),
                 self.biases(),
-                true,
+                transposed,
                 some(self.group_size),
                 some(self.bits),
                 self.mode.as_ptr(),
@@ -83,6 +95,42 @@ impl QuantizedWeight {
             biases: self.biases.as_ref().map(|b| b.take(indices, 0)).transpose()?,
             ..*self
         })
+    }
+}
+
+impl Tensor {
+    /// Affine quantization along the last axis, in groups. Axes before it stay: keys `[1, heads, tokens, width]`
+    /// become a batch of matrices `[tokens, width]`.
+    ///
+    /// # Errors
+    /// MLX's, where the width is no multiple of the group.
+    pub fn quantize(&self, group_size: i32, bits: i32) -> Result<QuantizedWeight> {
+        prepare();
+        // SAFETY: the vector is made, read and freed here; every handle taken from it is owned by a tensor.
+        unsafe {
+            let mut parts = mlx_sys::mlx_vector_array_new();
+            let status = mlx_sys::mlx_quantize(
+                &mut parts,
+                self.raw(),
+                some(group_size),
+                some(bits),
+                c"affine".as_ptr(),
+                mlx_array { ctx: std::ptr::null_mut() },
+                call::stream(),
+            );
+            let get = |index: usize| {
+                let mut part = mlx_sys::mlx_array_new();
+                let status = mlx_sys::mlx_vector_array_get(&mut part, parts, index);
+                let part = Tensor::from_raw(part);
+                check("quantize", status).map(|()| part)
+            };
+            let result = check("quantize", status).and_then(|()| {
+                let (packed, scales, biases) = (get(0)?, get(1)?, Some(get(2)?));
+                Ok(QuantizedWeight { packed, scales, biases, group_size, bits, mode: c"affine" })
+            });
+            mlx_sys::mlx_vector_array_free(parts);
+            result
+        }
     }
 }
 
