@@ -23,6 +23,7 @@ mod call;
 mod device;
 mod fast;
 mod host;
+mod kernel;
 mod memory;
 mod ops;
 mod quant;
@@ -33,6 +34,7 @@ pub use call::{MlxError, Result};
 pub use device::{Device, device};
 pub use fast::Mask;
 pub use host::version;
+pub use kernel::{Launch, MetalKernel, metal_available};
 pub use memory::{
     active_memory, cache_memory, clear_cache, peak_memory, reset_peak_memory, set_cache_limit, set_memory_limit,
     set_wired_limit,

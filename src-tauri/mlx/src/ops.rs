@@ -67,6 +67,8 @@ binary! {
     greater = mlx_greater;
     greater_equal = mlx_greater_equal;
     logical_and = mlx_logical_and;
+    /// log(exp(a) + exp(b)), without overflow.
+    logaddexp = mlx_logaddexp;
 }
 
 reduce! {
@@ -236,6 +238,14 @@ impl Tensor {
     pub fn softmax(&self, axis: i32) -> Result<Tensor> {
         // SAFETY: the handle lives across the call.
         array("softmax", |res, s| unsafe { mlx_sys::mlx_softmax_axis(res, self.raw(), axis, true, s) })
+    }
+
+    /// Convolves each channel of `[batch, length, channels]` with its own taps `[channels, taps, 1]`: no padding, so
+    /// that `taps − 1` positions fewer come out.
+    pub fn conv1d_depthwise(&self, taps: &Tensor) -> Result<Tensor> {
+        let channels = self.dim(2);
+        // SAFETY: both handles live across the call.
+        array("conv1d", |res, s| unsafe { mlx_sys::mlx_conv1d(res, self.raw(), taps.raw(), 1, 0, 1, channels, s) })
     }
 
     /// `self · b + c` in one call.
