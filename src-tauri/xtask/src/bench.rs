@@ -79,10 +79,7 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<()> {
         let samples = contest.toy(&toy, &prompts.file(ws, SHORT, 0)?, sizes.toy)?;
         note(&mut rows, samples.row("host time per token, 30-layer toy", "ms", Target::AtMost(0.75), Against::Best));
     }
-    let served = ["first token", "8 concurrent", "peak memory", "server overhead"];
-    if served.iter().any(|name| wanted(name)) {
-        rows.extend(server_rows(ws, &contest, &prompts, &sizes)?);
-    }
+    server_rows(ws, &contest, &prompts, &sizes, &wanted, &mut rows)?;
     rows.retain(|row| wanted(&row.name));
     if rows.is_empty() {
         bail!("no row's name holds {:?}", options.only.as_deref().unwrap_or_default());
@@ -94,25 +91,49 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn server_rows(ws: &Workspace, contest: &Contest, prompts: &Prompts, sizes: &Sizes) -> Result<Vec<Row>> {
+/// The rows that need servers, as far as they are wanted. The peak of memory is that of whatever ran before it.
+fn server_rows(
+    ws: &Workspace,
+    contest: &Contest,
+    prompts: &Prompts,
+    sizes: &Sizes,
+    wanted: &dyn Fn(&str) -> bool,
+    rows: &mut Vec<Row>,
+) -> Result<()> {
+    let first_token = |length: usize| format!("first token of a {length}-token prompt");
+    let firsts = [(MEDIUM, 0.95), (SHORT, 0.6)].map(|(length, target)| (first_token(length), length, target));
+    let (concurrent, peak, overhead) =
+        ("8 concurrent, in all", "peak memory of the server", "server overhead per token");
+    if !firsts.iter().any(|(name, ..)| wanted(name)) && ![concurrent, peak, overhead].into_iter().any(wanted) {
+        return Ok(());
+    }
     let ports = [free_port()?, free_port()?, free_port()?];
     let mut servers: [Server; 3] = contest.servers(ports)?;
-    let mut rows = Vec::new();
-    for (length, target) in [(MEDIUM, 0.95), (SHORT, 0.6)] {
-        let samples = contest.first_tokens(&servers, prompts.of(length)?)?;
-        let name = format!("first token of a {length}-token prompt");
-        note(&mut rows, samples.row(&name, "s", Target::AtMost(target), Against::Best));
+    for (name, length, target) in firsts {
+        if wanted(&name) || wanted(peak) {
+            let samples = contest.first_tokens(&servers, prompts.of(length)?)?;
+            note(rows, samples.row(&name, "s", Target::AtMost(target), Against::Best));
+        }
     }
-    let overhead = contest.overhead(&servers[0], ws, prompts, sizes.decode)?;
-    let samples = contest.concurrent(&servers, prompts.of(MEDIUM)?, ROWS, sizes.concurrent)?;
-    note(&mut rows, samples.row("8 concurrent, in all", "tok/s", Target::AtLeast(1.1), Against::Best));
-    let peaks = contest.peaks(&servers)?;
-    note(&mut rows, peaks.row("peak memory of the server", "MB", Target::AtMost(0.8), Against::Dense));
-    note(&mut rows, overhead);
+    let overhead = match wanted(overhead) {
+        true => Some(contest.overhead(&servers[0], ws, prompts, sizes.decode)?),
+        false => None,
+    };
+    if wanted(concurrent) || wanted(peak) {
+        let samples = contest.concurrent(&servers, prompts.of(MEDIUM)?, ROWS, sizes.concurrent)?;
+        note(rows, samples.row(concurrent, "tok/s", Target::AtLeast(1.1), Against::Best));
+    }
+    if wanted(peak) {
+        let peaks = contest.peaks(&servers)?;
+        note(rows, peaks.row(peak, "MB", Target::AtMost(0.8), Against::Dense));
+    }
+    if let Some(overhead) = overhead {
+        note(rows, overhead);
+    }
     for server in &mut servers {
         server.end()?;
     }
-    Ok(rows)
+    Ok(())
 }
 
 /// Keeps a row and shows it at once: a long run that is broken off has not been for nothing.
