@@ -1,10 +1,19 @@
 //! `config.json` as data: the numbers that a decoder-only transformer is built from, checked before anything
-//! is allocated. What a family adds to the common fields is one row of [`FAMILIES`].
+//! is allocated. What a family adds to the common fields is one row of [`FAMILIES`], and for families that differ by
+//! more than defaults a file below.
+
+mod fields;
+mod gemma3;
+mod lfm2;
+mod qwen3_5;
+#[cfg(test)]
+mod tests;
 
 use crate::error::CoreError;
 use crate::layout::{CacheLayout, LayerLayout};
 use crate::quantization::QuantizationConfig;
 use crate::rope::Rope;
+use fields::Fields;
 use serde_json::Value;
 use std::path::Path;
 
@@ -21,6 +30,31 @@ pub enum Family {
     Qwen3,
     /// SmolLM3: some layers without rotary embedding.
     SmolLm3,
+    /// Gemma 3, text only: sliding windows with their own rotation, four norms to a block.
+    Gemma3,
+    /// LFM2: short convolutions and attention.
+    Lfm2,
+    /// Qwen3.5, dense and text only: gated delta nets and gated attention.
+    Qwen35,
+}
+
+/// The MLP's non-linearity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// x · sigmoid(x).
+    Silu,
+    /// GELU in its tanh approximation.
+    GeluTanh,
+}
+
+impl Activation {
+    /// Its names in configs.
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            Activation::Silu => &["silu", "swish"],
+            Activation::GeluTanh => &["gelu_pytorch_tanh"],
+        }
+    }
 }
 
 /// What a family assumes where its config is silent.
@@ -35,6 +69,17 @@ struct FamilyRow {
     /// Whether `layer_types` may name sliding-window layers.
     reads_layer_types: bool,
     qk_norm: bool,
+    /// Key/value heads; `None` is as many as there are query heads.
+    kv_heads: Option<usize>,
+    /// Elements per head; `None` is the hidden size over the query heads.
+    head_dim: Option<usize>,
+    /// The field of the norms' epsilon, and its default.
+    eps: (&'static str, f64),
+    activation: Activation,
+    /// What every norm adds to its weights.
+    norm_offset: f32,
+    /// Whether the config may be inside another one, as its `text_config`.
+    nests: bool,
 }
 
 const LLAMA: FamilyRow = FamilyRow {
@@ -45,6 +90,23 @@ const LLAMA: FamilyRow = FamilyRow {
     reads_biases: true,
     reads_layer_types: true,
     qk_norm: false,
+    kv_heads: None,
+    head_dim: None,
+    eps: ("rms_norm_eps", 1e-5),
+    activation: Activation::Silu,
+    norm_offset: 0.0,
+    nests: false,
+};
+
+const QWEN35: FamilyRow = FamilyRow {
+    model_type: "qwen3_5",
+    family: Family::Qwen35,
+    rope_theta: 100_000.0,
+    reads_layer_types: false,
+    qk_norm: true,
+    eps: ("rms_norm_eps", 1e-6),
+    nests: true,
+    ..LLAMA
 };
 
 const FAMILIES: &[FamilyRow] = &[
@@ -69,11 +131,81 @@ const FAMILIES: &[FamilyRow] = &[
         ..LLAMA
     },
     FamilyRow { model_type: "smollm3", family: Family::SmolLm3, ..LLAMA },
+    FamilyRow {
+        model_type: "gemma3_text",
+        family: Family::Gemma3,
+        rope_theta: 1_000_000.0,
+        reads_biases: false,
+        reads_layer_types: false,
+        qk_norm: true,
+        kv_heads: Some(1),
+        head_dim: Some(256),
+        eps: ("rms_norm_eps", 1e-6),
+        activation: Activation::GeluTanh,
+        norm_offset: 1.0,
+        ..LLAMA
+    },
+    FamilyRow {
+        model_type: "lfm2",
+        family: Family::Lfm2,
+        rope_theta: 1_000_000.0,
+        reads_biases: false,
+        reads_layer_types: false,
+        qk_norm: true,
+        eps: ("norm_eps", 1e-5),
+        ..LLAMA
+    },
+    QWEN35,
+    FamilyRow { model_type: "qwen3_5_text", ..QWEN35 },
 ];
+
+/// A short causal convolution, each channel by itself, gated before and after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShortConv {
+    /// Tokens that it sees, the present one included (at least 2).
+    pub taps: usize,
+    /// Biases in it and in its projections.
+    pub bias: bool,
+}
+
+/// Linear attention by the gated delta rule, behind a short convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GatedDelta {
+    /// Query/key heads.
+    pub key_heads: usize,
+    /// Value heads, a multiple of the key heads.
+    pub value_heads: usize,
+    /// Elements of a key head.
+    pub key_dim: usize,
+    /// Elements of a value head.
+    pub value_dim: usize,
+    /// Tokens that its convolution sees (at least 2).
+    pub taps: usize,
+}
+
+impl GatedDelta {
+    /// Channels of its convolution: queries, keys and values.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+}
+
+/// How a layer looks at other tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mixer {
+    /// Softmax attention.
+    Attention,
+    /// A short convolution.
+    ShortConv(ShortConv),
+    /// Linear attention.
+    GatedDelta(GatedDelta),
+}
 
 /// One layer's differences from its neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerConfig {
+    /// How it looks at other tokens.
+    pub mixer: Mixer,
     /// Tokens that attention reaches back; `None` is all.
     pub window: Option<usize>,
     /// Whether queries and keys are rotated.
@@ -101,6 +233,16 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Epsilon of every RMS norm.
     pub rms_norm_eps: f32,
+    /// What every RMS norm adds to its stored weights.
+    pub norm_offset: f32,
+    /// The MLP's non-linearity.
+    pub activation: Activation,
+    /// Embeddings are multiplied by this.
+    pub embedding_scale: Option<f32>,
+    /// Scores of attention are multiplied by this.
+    pub attention_scale: f32,
+    /// Attention's outputs are multiplied by the sigmoid of a gate that q's projection makes too.
+    pub attention_gate: bool,
     /// The longest context that the model was made for, in tokens.
     pub max_position_embeddings: usize,
     /// Whether the LM head is the embedding; `None`: it is when the files hold no head.
@@ -115,6 +257,8 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// Rotary parameters.
     pub rope: Rope,
+    /// Those of layers with a window, where they have their own.
+    pub local_rope: Option<Rope>,
     /// The layers.
     pub layers: Vec<LayerConfig>,
     /// Quantization of the weights.
@@ -137,32 +281,33 @@ impl ModelConfig {
     /// # Errors
     /// [`CoreError`] naming the file and the field.
     pub fn from_json(config: &Value, file: &Path) -> Result<Self, CoreError> {
-        let f = Fields { config, file };
+        let outer = Fields { config, file, within: "" };
         let model_type = match &config["model_type"] {
             Value::String(s) => s.clone(),
-            other => return Err(f.invalid("model_type", "a string", other)),
+            other => return Err(outer.invalid("model_type", "a string", other)),
         };
-        let row = FAMILIES.iter().find(|row| row.model_type == model_type).ok_or_else(|| CoreError::Unsupported {
-            file: file.to_owned(),
-            what: "model_type".into(),
-            found: model_type.clone(),
-            supported: FAMILIES.iter().map(|row| row.model_type).collect::<Vec<_>>().join(", "),
+        let row = FAMILIES.iter().find(|row| row.model_type == model_type).ok_or_else(|| {
+            let supported = FAMILIES.iter().map(|row| row.model_type).collect::<Vec<_>>().join(", ");
+            outer.unsupported("model_type", &config["model_type"], &supported)
         })?;
-        match config["hidden_act"].as_str() {
-            None | Some("silu" | "swish") => {}
-            Some(other) => {
-                return Err(CoreError::Unsupported {
-                    file: file.to_owned(),
-                    what: "hidden_act".into(),
-                    found: other.into(),
-                    supported: "silu".into(),
-                });
+        let f = match &config["text_config"] {
+            inner @ Value::Object(_) if row.nests => Fields { config: inner, file, within: "text_config." },
+            Value::Null => outer,
+            other if row.nests => return Err(outer.invalid("text_config", "an object", other)),
+            _ => outer,
+        };
+        for name in ["hidden_act", "hidden_activation"] {
+            let names = row.activation.names();
+            match f.value(name) {
+                Value::Null => {}
+                Value::String(found) if names.contains(&found.as_str()) => {}
+                other => return Err(f.unsupported(name, other, names[0])),
             }
         }
         let hidden_size = f.count("hidden_size", None, 1 << 20)?;
         let num_heads = f.count("num_attention_heads", None, 1 << 12)?;
-        let num_kv_heads = f.count("num_key_value_heads", Some(num_heads), 1 << 12)?;
-        let head_dim = f.count("head_dim", Some(hidden_size / num_heads), 1 << 12)?;
+        let num_kv_heads = f.count("num_key_value_heads", row.kv_heads.or(Some(num_heads)), 1 << 12)?;
+        let head_dim = f.count("head_dim", row.head_dim.or(Some(hidden_size / num_heads)), 1 << 12)?;
         let num_layers = f.count("num_hidden_layers", None, 1 << 10)?;
         if num_heads % num_kv_heads != 0 {
             let expected = format!("a divisor of num_attention_heads ({num_heads})");
@@ -171,51 +316,79 @@ impl ModelConfig {
         if head_dim % 2 != 0 {
             return Err(f.invalid("head_dim", "an even number", &head_dim.into()));
         }
-        let rope_block = ["rope_scaling", "rope_parameters"].map(|name| &config[name]);
+        let rope_block = ["rope_scaling", "rope_parameters"].map(|name| f.value(name));
         let rope_block = rope_block.into_iter().find(|v| !v.is_null()).unwrap_or(&Value::Null);
-        let theta = match (f.number("rope_theta")?, rope_block["rope_theta"].as_f64()) {
-            (Some(theta), _) | (None, Some(theta)) => theta,
-            (None, None) => row.rope_theta,
+        // Newer configs hold one block for each kind of layer.
+        let rope_block = Some(&rope_block["full_attention"]).filter(|v| v.is_object()).unwrap_or(rope_block);
+        let theta = f.rope_base("rope_theta", rope_block, row.rope_theta)?;
+        let rotated = match row.family {
+            Family::Qwen35 => qwen3_5::rotated(&f, rope_block, head_dim)?,
+            _ => head_dim,
         };
-        if !(theta > 1.0 && (theta as f32).is_finite()) {
-            return Err(f.invalid("rope_theta", "a number above 1 that f32 can hold", &theta.into()));
-        }
         let traditional = f.flag("rope_traditional")?.unwrap_or(false);
         let bias = |name: &str| if row.reads_biases { f.flag(name).map(|b| b.unwrap_or(false)) } else { Ok(false) };
         let attention_bias = bias("attention_bias")?;
-        let eps = f.number("rms_norm_eps")?.unwrap_or(1e-5);
+        let (eps_name, eps) = row.eps;
+        let eps = f.number(eps_name)?.unwrap_or(eps);
         if !(eps > 0.0 && eps < 1.0) {
-            return Err(f.invalid("rms_norm_eps", "a number above 0 and below 1", &eps.into()));
+            return Err(f.invalid(eps_name, "a number above 0 and below 1", &eps.into()));
         }
-        Ok(ModelConfig {
+        let mut eos = token_ids(&config["eos_token_id"], "eos_token_id", file)?;
+        if !f.within.is_empty() {
+            eos.extend(token_ids(f.value("eos_token_id"), "text_config.eos_token_id", file)?);
+        }
+        let mut model = ModelConfig {
             family: row.family,
             hidden_size,
-            intermediate_size: f.count("intermediate_size", None, 1 << 20)?,
+            intermediate_size: match row.family {
+                Family::Lfm2 => lfm2::intermediate_size(&f)?,
+                _ => f.count("intermediate_size", None, 1 << 20)?,
+            },
             num_heads,
             num_kv_heads,
             head_dim,
             vocab_size: f.count("vocab_size", None, 1 << 24)?,
             rms_norm_eps: eps as f32,
+            norm_offset: row.norm_offset,
+            activation: row.activation,
+            embedding_scale: None,
+            attention_scale: (head_dim as f32).powf(-0.5),
+            attention_gate: false,
             max_position_embeddings: f.count("max_position_embeddings", Some(2048), 1 << 30)?,
             tie_word_embeddings: f.flag("tie_word_embeddings")?,
             qkv_bias: row.qkv_bias || attention_bias,
             o_bias: attention_bias,
             mlp_bias: bias("mlp_bias")?,
             qk_norm: row.qk_norm,
-            rope: Rope::from_config(head_dim, theta, traditional, rope_block, file)?,
+            rope: Rope::from_config(rotated, theta, traditional, rope_block, file)?,
+            local_rope: None,
             layers: layers(&f, row, num_layers)?,
             quantization: QuantizationConfig::from_config(config, file)?,
-            eos: token_ids(&config["eos_token_id"], "eos_token_id", file)?,
+            eos,
             model_type,
-        })
+        };
+        match row.family {
+            Family::Gemma3 => gemma3::refine(&f, &mut model)?,
+            Family::Lfm2 => lfm2::refine(&f, &mut model)?,
+            Family::Qwen35 => qwen3_5::refine(&f, &mut model)?,
+            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::SmolLm3 => {}
+        }
+        Ok(model)
     }
 
     /// The caches that this model's layers need.
     pub fn cache_layout(&self) -> CacheLayout {
         let (kv_heads, head_dim) = (self.num_kv_heads, self.head_dim);
-        let layout = |layer: &LayerConfig| match layer.window {
-            None => LayerLayout::Full { kv_heads, head_dim },
-            Some(window) => LayerLayout::Sliding { kv_heads, head_dim, window },
+        let layout = |layer: &LayerConfig| match (layer.mixer, layer.window) {
+            (Mixer::Attention, None) => LayerLayout::Full { kv_heads, head_dim },
+            (Mixer::Attention, Some(window)) => LayerLayout::Sliding { kv_heads, head_dim, window },
+            (Mixer::ShortConv(conv), _) => {
+                LayerLayout::Recurrent { conv: (conv.taps - 1) * self.hidden_size, state: 0 }
+            }
+            (Mixer::GatedDelta(delta), _) => LayerLayout::Recurrent {
+                conv: (delta.taps - 1) * delta.channels(),
+                state: delta.value_heads * delta.value_dim * delta.key_dim,
+            },
         };
         CacheLayout { layers: self.layers.iter().map(layout).collect() }
     }
@@ -260,13 +433,14 @@ pub fn token_ids(value: &Value, name: &str, file: &Path) -> Result<Vec<u32>, Cor
 }
 
 fn layers(f: &Fields<'_>, row: &FamilyRow, count: usize) -> Result<Vec<LayerConfig>, CoreError> {
-    let mut layers = vec![LayerConfig { window: None, rope: true }; count];
-    let list = |name: &str| match &f.config[name] {
-        Value::Null => Ok(None),
-        Value::Array(all) if all.len() == count => Ok(Some(all)),
-        other => Err(f.invalid(name, &format!("a list of {count}, one for each layer"), other)),
-    };
-    if let Some(types) = list("layer_types")?.filter(|_| row.reads_layer_types) {
+    match row.family {
+        Family::Gemma3 => return gemma3::layers(f, count),
+        Family::Lfm2 => return lfm2::layers(f, count),
+        Family::Qwen35 => return qwen3_5::layers(f, count),
+        Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::SmolLm3 => {}
+    }
+    let mut layers = vec![LayerConfig { mixer: Mixer::Attention, window: None, rope: true }; count];
+    if let Some(types) = f.per_layer("layer_types", count)?.filter(|_| row.reads_layer_types) {
         for (layer, kind) in layers.iter_mut().zip(types) {
             layer.window = match kind.as_str() {
                 Some("full_attention") => None,
@@ -277,7 +451,7 @@ fn layers(f: &Fields<'_>, row: &FamilyRow, count: usize) -> Result<Vec<LayerConf
     }
     if row.family == Family::SmolLm3 {
         let interval = f.count("no_rope_layer_interval", Some(4), 1 << 10)?;
-        let listed = list("no_rope_layers")?;
+        let listed = f.per_layer("no_rope_layers", count)?;
         for (i, layer) in layers.iter_mut().enumerate() {
             layer.rope = match listed.map(|all| &all[i]) {
                 Some(v) => match v.as_u64() {
@@ -290,135 +464,4 @@ fn layers(f: &Fields<'_>, row: &FamilyRow, count: usize) -> Result<Vec<LayerConf
         }
     }
     Ok(layers)
-}
-
-/// Typed access to a config's fields, with errors that name them.
-struct Fields<'a> {
-    config: &'a Value,
-    file: &'a Path,
-}
-
-impl Fields<'_> {
-    fn invalid(&self, what: &str, expected: &str, found: &Value) -> CoreError {
-        CoreError::Invalid {
-            file: self.file.to_owned(),
-            what: what.into(),
-            expected: expected.into(),
-            found: if found.is_null() { "nothing".into() } else { found.to_string() },
-        }
-    }
-
-    /// A whole number from 1 to `most`; absent or null is the default, if there is one.
-    fn count(&self, name: &str, default: Option<usize>, most: usize) -> Result<usize, CoreError> {
-        let value = &self.config[name];
-        let found = match (value, default) {
-            (Value::Null, Some(d)) => Some(d),
-            (v, _) => v.as_u64().map(|n| n as usize),
-        };
-        found
-            .filter(|n| (1..=most).contains(n))
-            .ok_or_else(|| self.invalid(name, &format!("a whole number from 1 to {most}"), value))
-    }
-
-    fn number(&self, name: &str) -> Result<Option<f64>, CoreError> {
-        match &self.config[name] {
-            Value::Null => Ok(None),
-            v => v.as_f64().map(Some).ok_or_else(|| self.invalid(name, "a number", v)),
-        }
-    }
-
-    fn flag(&self, name: &str) -> Result<Option<bool>, CoreError> {
-        match &self.config[name] {
-            Value::Null => Ok(None),
-            Value::Bool(b) => Ok(Some(*b)),
-            v => Err(self.invalid(name, "true or false", v)),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn base() -> Value {
-        json!({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128,
-               "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 288, "rms_norm_eps": 1e-6})
-    }
-
-    fn with(changes: Value) -> Result<ModelConfig, CoreError> {
-        let mut config = base();
-        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-        ModelConfig::from_json(&config, Path::new("m/config.json"))
-    }
-
-    #[test]
-    fn families_differ_where_they_should() {
-        let llama = with(json!({"attention_bias": true, "mlp_bias": true})).unwrap();
-        assert!(llama.qkv_bias && llama.o_bias && llama.mlp_bias && !llama.qk_norm);
-        assert_eq!((llama.head_dim, llama.tie_word_embeddings), (16, None));
-        let qwen2 = with(json!({"model_type": "qwen2"})).unwrap();
-        assert!(qwen2.qkv_bias && !qwen2.o_bias);
-        assert_eq!(qwen2.rope.base, 1e6);
-        assert!(with(json!({"model_type": "qwen3", "head_dim": 32})).unwrap().qk_norm);
-        let smol = with(json!({"model_type": "smollm3", "no_rope_layer_interval": 2})).unwrap();
-        assert_eq!(smol.layers.iter().map(|l| l.rope).collect::<Vec<_>>(), [true, false, true, false]);
-    }
-
-    #[test]
-    fn sliding_layers_reach_the_cache_layout() {
-        let types = json!(["sliding_attention", "full_attention", "sliding_attention", "full_attention"]);
-        let m = with(json!({"layer_types": types, "sliding_window": 16})).unwrap();
-        assert_eq!(m.cache_layout().bytes(100, 4), 2 * 2 * 32 * 4 * (100 + 16));
-    }
-
-    #[test]
-    fn rope_parameters_of_newer_configs_are_read() {
-        let m = with(json!({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})).unwrap();
-        assert_eq!(m.rope.base, 5e5);
-    }
-
-    #[test]
-    fn eos_may_be_one_or_many() {
-        assert_eq!(with(json!({"eos_token_id": [1, 106]})).unwrap().eos, [1, 106]);
-        assert_eq!(with(json!({"eos_token_id": 2})).unwrap().eos, [2]);
-    }
-
-    #[test]
-    fn every_bad_field_is_named_with_what_was_expected() {
-        for (changes, says) in [
-            (json!({"model_type": "mamba"}), "model_type `mamba` is not supported; supported: llama, mistral"),
-            (json!({"model_type": 3}), "model_type: expected a string, found 3"),
-            (json!({"hidden_size": null}), "hidden_size: expected a whole number from 1 to 1048576, found nothing"),
-            (json!({"hidden_size": 0}), "found 0"),
-            (json!({"vocab_size": "many"}), "vocab_size"),
-            (json!({"num_key_value_heads": 3}), "a divisor of num_attention_heads (4)"),
-            (json!({"head_dim": 15}), "an even number"),
-            (json!({"hidden_act": "gelu"}), "hidden_act `gelu` is not supported"),
-            (json!({"layer_types": ["full_attention"]}), "a list of 4"),
-            (json!({"layer_types": ["a", "a", "a", "a"]}), "full_attention or sliding_attention"),
-            (json!({"rope_theta": 0.5}), "a number above 1"),
-            (json!({"rope_theta": 1e308}), "that f32 can hold"),
-            (json!({"rope_scaling": "x"}), "rope_scaling: expected an object"),
-            (json!({"rms_norm_eps": -1}), "above 0 and below 1"),
-            (json!({"rms_norm_eps": 1e300}), "above 0 and below 1"),
-            (json!({"tie_word_embeddings": "yes"}), "true or false"),
-            (json!({"eos_token_id": -1}), "a token id or a list"),
-            (json!({"model_type": "smollm3", "no_rope_layers": [1, 1, 2, 1]}), "a list of 0 and 1"),
-        ] {
-            let e = with(changes).unwrap_err().to_string();
-            assert!(e.contains(says) && e.starts_with("m/config.json"), "{e}");
-        }
-    }
-
-    #[test]
-    fn a_config_with_nan_is_refused_with_its_position() {
-        let dir = std::env::temp_dir().join(format!("hearth-config-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let file = dir.join("config.json");
-        std::fs::write(&file, "{\"model_type\": \"llama\",\n \"rope_theta\": NaN}").unwrap();
-        let e = ModelConfig::read(&file).unwrap_err().to_string();
-        std::fs::remove_dir_all(&dir).unwrap();
-        assert!(e.contains("line 2") && e.contains("expected JSON"), "{e}");
-    }
 }

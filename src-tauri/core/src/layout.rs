@@ -24,7 +24,7 @@ pub enum LayerLayout {
     Recurrent {
         /// Elements of the convolution's state.
         conv: usize,
-        /// Elements of the matrix; 0 where there is none.
+        /// Elements of the matrix, which is always f32; 0 where there is none.
         state: usize,
     },
 }
@@ -37,7 +37,7 @@ impl LayerLayout {
             LayerLayout::Sliding { kv_heads, head_dim, window } => {
                 2 * (kv_heads * head_dim) as u64 * element * tokens.min(window as u64)
             }
-            LayerLayout::Recurrent { conv, state } => (conv + state) as u64 * element,
+            LayerLayout::Recurrent { conv, state } => conv as u64 * element + state as u64 * 4,
         }
     }
 }
@@ -67,5 +67,12 @@ mod tests {
         let layout = CacheLayout { layers: vec![full, sliding] };
         assert_eq!(layout.bytes(10, 4), 2 * (2 * 64 * 4 * 10));
         assert_eq!(layout.bytes(100, 4), 2 * 64 * 4 * (100 + 16));
+    }
+
+    #[test]
+    fn recurrent_layers_do_not_grow_and_keep_their_matrix_in_f32() {
+        let layer = LayerLayout::Recurrent { conv: 3 * 64, state: 4 * 16 * 32 };
+        assert_eq!(layer.bytes(1, 2), 3 * 64 * 2 + 4 * 16 * 32 * 4);
+        assert_eq!(layer.bytes(100_000, 2), layer.bytes(1, 2));
     }
 }

@@ -74,7 +74,8 @@ impl Rope {
             })
         };
         match kind {
-            "default" => Ok(plain),
+            // A text's positions are the same along all three axes of mrope.
+            "default" | "mrope" => Ok(plain),
             "linear" => Ok(Rope { scale: (1.0 / positive("factor", None)?) as f32, ..plain }),
             "llama3" => {
                 let factor = positive("factor", None)?;
@@ -102,7 +103,7 @@ impl Rope {
                 file: file.to_owned(),
                 what: "rope_type".into(),
                 found: other.into(),
-                supported: "default, linear, llama3, yarn".into(),
+                supported: "default, linear, llama3, yarn, mrope".into(),
             }),
         }
     }

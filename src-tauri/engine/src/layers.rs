@@ -4,7 +4,9 @@
 pub mod attention;
 pub mod decoder;
 pub mod embedding;
+pub mod gated_delta;
 pub mod linear;
 pub mod mlp;
 pub mod norm;
 pub mod rotary;
+pub mod short_conv;

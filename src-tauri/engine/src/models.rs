@@ -1,9 +1,12 @@
 //! Model families: one file each, over shared layers. [`Model`] is all that the engine sees of them.
 
+mod gemma3_text;
+mod lfm2;
 mod llama;
 mod mistral;
 mod qwen2;
 mod qwen3;
+mod qwen3_5;
 mod smollm3;
 
 use crate::error::Result;
@@ -33,11 +36,14 @@ pub trait Model {
 /// # Errors
 /// Missing weights, or weights of another shape.
 pub fn load(config: &ModelConfig, weights: &mut Weights<'_>) -> Result<Box<dyn Model>> {
-    Ok(Box::new(match config.family {
-        Family::Llama => llama::load(config, weights)?,
-        Family::Mistral => mistral::load(config, weights)?,
-        Family::Qwen2 => qwen2::load(config, weights)?,
-        Family::Qwen3 => qwen3::load(config, weights)?,
-        Family::SmolLm3 => smollm3::load(config, weights)?,
-    }))
+    Ok(match config.family {
+        Family::Llama => Box::new(llama::load(config, weights)?),
+        Family::Mistral => Box::new(mistral::load(config, weights)?),
+        Family::Qwen2 => Box::new(qwen2::load(config, weights)?),
+        Family::Qwen3 => Box::new(qwen3::load(config, weights)?),
+        Family::SmolLm3 => Box::new(smollm3::load(config, weights)?),
+        Family::Gemma3 => Box::new(gemma3_text::load(config, weights)?),
+        Family::Lfm2 => Box::new(lfm2::load(config, weights)?),
+        Family::Qwen35 => Box::new(qwen3_5::load(config, weights)?),
+    })
 }

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::layers::rotary::{Angles, Rotary};
 use hearth_mlx::{Dtype, Tensor};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 /// One row's part in a step.
 #[derive(Debug)]
@@ -22,7 +23,8 @@ pub struct Step<'a> {
     segments: Vec<Segment<'a>>,
     /// Position of every token.
     positions: Vec<i32>,
-    angles: Option<Angles>,
+    /// By rotation: a model may have several.
+    angles: HashMap<usize, Angles>,
     masks: HashMap<(usize, usize), Tensor>,
     /// Position of each row's first new token.
     starts: Vec<usize>,
@@ -35,7 +37,7 @@ impl<'a> Step<'a> {
         let of_row =
             |(s, &start): (&Segment<'_>, &usize)| (start..start + s.tokens).map(|p| p as i32).collect::<Vec<_>>();
         let positions = segments.iter().zip(&starts).flat_map(of_row).collect();
-        Step { segments, positions, angles: None, masks: HashMap::new(), starts }
+        Step { segments, positions, angles: HashMap::new(), masks: HashMap::new(), starts }
     }
 
     /// Rows in the step.
@@ -53,16 +55,16 @@ impl<'a> Step<'a> {
         &mut self.segments[row].caches[layer]
     }
 
-    /// The rotation angles of all tokens.
+    /// The angles of this rotation for all tokens, computed where they are first asked for.
     ///
     /// # Errors
     /// MLX's.
     pub fn angles(&mut self, rotary: &Rotary) -> Result<&Angles> {
-        let angles = match self.angles.take() {
-            Some(angles) => angles,
-            None => rotary.angles(&self.positions)?,
-        };
-        Ok(self.angles.insert(angles))
+        // A model's rotations stay where they are while a step runs, so an address tells them apart.
+        match self.angles.entry(std::ptr::from_ref(rotary).addr()) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(new) => Ok(new.insert(rotary.angles(&self.positions)?)),
+        }
     }
 
     /// Where a row's new tokens may look among `keys` keys that end with themselves: bool `[tokens, keys]`.

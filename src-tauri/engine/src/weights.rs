@@ -58,6 +58,11 @@ impl<'a> Weights<'a> {
         self.folder.tensors.contains_key(name)
     }
 
+    /// The shape of this tensor in the files.
+    pub fn shape(&self, name: &str) -> Option<&[u64]> {
+        self.folder.tensors.get(name).map(|info| &info.shape[..])
+    }
+
     /// Bytes of all weights as f32.
     fn dense_bytes(&self) -> u64 {
         let elements = |(name, info): (&String, &TensorInfo)| {

@@ -44,6 +44,8 @@ BASE = dict(
     head_dim=16, rms_norm_eps=1e-6, vocab_size=VOCAB, max_position_embeddings=4096, rope_theta=10000.0,
     tie_word_embeddings=False, eos_token_id=258, torch_dtype="float32",
 )
+# Heads of 64 in few and narrow layers.
+WIDE = dict(BASE, num_hidden_layers=3, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=64)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=32)
 YARN = dict(rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, original_max_position_embeddings=32)
@@ -63,6 +65,24 @@ FAMILIES = {
     # For groups of 128.
     "llama_wide": dict(BASE, model_type="llama", tie_word_embeddings=True, hidden_size=128, head_dim=32,
                        num_hidden_layers=1, intermediate_size=128),
+    # The prompt is longer than the window; head_dim 64 is for caches quantized in groups of 64.
+    "gemma3_text": dict(WIDE, model_type="gemma3_text", tie_word_embeddings=True, rms_norm_eps=1e-6, sliding_window=16,
+                        sliding_window_pattern=3, query_pre_attn_scalar=32, rope_theta=1e6,
+                        rope_local_base_freq=10000.0, hidden_activation="gelu_pytorch_tanh"),
+    "lfm2": dict(WIDE, model_type="lfm2", tie_word_embeddings=True, hidden_size=128, num_hidden_layers=2, norm_eps=1e-5,
+                 conv_bias=False, conv_L_cache=3, block_dim=128, block_ff_dim=90, block_multiple_of=32,
+                 block_ffn_dim_multiplier=1.0, block_auto_adjust_ff_dim=True, rope_theta=1e6,
+                 layer_types=["conv", "full_attention"]),
+    # As real files are: the text model's config inside, its quantization and end of sequence outside.
+    "qwen3_5": dict(
+        model_type="qwen3_5", eos_token_id=258,
+        text_config=dict(
+            WIDE, model_type="qwen3_5_text", tie_word_embeddings=True, full_attention_interval=2,
+            linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=32, linear_value_head_dim=16,
+            linear_conv_kernel_dim=4, rope_parameters=dict(rope_type="default", rope_theta=1e6,
+                                                           partial_rotary_factor=0.25, mrope_section=[3, 3, 2]),
+        ),
+    ),
 }
 
 
@@ -109,20 +129,30 @@ def write_tokenizer(folder):
 
 def new_model(config):
     model_class, args_class = _get_classes(copy.deepcopy(config))[:2]
-    return model_class(args_class.from_dict(copy.deepcopy(config)))
+    model = model_class(args_class.from_dict(copy.deepcopy(config)))
+    if config["model_type"] == "gemma3_text" and config["tie_word_embeddings"]:
+        model.sanitize({})  # drops the head that it makes whatever the config says
+    return model
 
 
 def randomize(model, seed):
     """Weights whose logits spread like a trained model's; rows of special tokens are small, so they never win."""
     key = mx.random.key(seed)
+    gemma = model.model_type == "gemma3_text"  # scales its embeddings up
     weights = []
     for name, value in tree_flatten(model.parameters()):
         key, sub = mx.random.split(key)
         noise = mx.random.normal(value.shape, key=sub)
-        if value.ndim == 1:
+        if name.endswith("A_log"):
+            new = noise - 2.0  # memories of some tens of tokens
+        elif value.ndim == 1 and "norm" in name and gemma:
+            new = 0.1 * noise + (2.0 if name == "model.norm.weight" else 0.0)  # these norms multiply by 1 + weight
+        elif value.ndim == 1:
             new = value + 0.1 * noise if "norm" in name else 0.1 * noise
+        elif "conv" in name and value.ndim == 3:
+            new = noise / value.shape[1] ** 0.5  # [channels, taps, 1]
         elif "embed" in name or "lm_head" in name:
-            new = noise * (0.15 if "embed" in name else 1.2 / value.shape[-1] ** 0.5)
+            new = noise * ((0.05 if gemma else 0.15) if "embed" in name else 1.2 / value.shape[-1] ** 0.5)
             new = mx.where(mx.arange(VOCAB)[:, None] < 256, new, 0.2 * new)
         else:
             new = noise * (1.2 / value.shape[-1] ** 0.5)

@@ -11,6 +11,20 @@ use crate::weights::Weights;
 use hearth_core::config::{LayerConfig, ModelConfig};
 use hearth_mlx::{Device, Mask, Tensor, concatenate};
 
+/// What a family calls attention's own weights beside `q_proj`, `k_proj` and `v_proj`.
+#[derive(Debug, Clone, Copy)]
+pub struct Names {
+    /// The output projection.
+    pub out: &'static str,
+    /// The norm of the queries.
+    pub q_norm: &'static str,
+    /// The norm of the keys.
+    pub k_norm: &'static str,
+}
+
+/// Llama's names, which most families took over.
+pub const LLAMA: Names = Names { out: "o_proj", q_norm: "q_norm", k_norm: "k_norm" };
+
 /// Queries that share one product on a CPU.
 const QUERY_BLOCK: i32 = 128;
 
@@ -21,6 +35,8 @@ pub struct Attention {
     out: Linear,
     norms: Option<(RmsNorm, RmsNorm)>,
     rope: bool,
+    /// Whether each head of the q projection is a query and the gate of its output.
+    gated: bool,
     heads: i32,
     kv_heads: i32,
     head_dim: i32,
@@ -29,29 +45,37 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Reads `q_proj`, `k_proj`, `v_proj`, `o_proj` (and `q_norm`, `k_norm` where the config has them) below `path`.
+    /// Reads the projections (and the norms of queries and keys where the config has them) below `path`.
     ///
     /// # Errors
     /// Missing weights, or weights of another shape.
-    pub fn load(weights: &mut Weights<'_>, path: &str, config: &ModelConfig, layer: &LayerConfig) -> Result<Self> {
+    pub fn load(
+        weights: &mut Weights<'_>,
+        path: &str,
+        names: Names,
+        config: &ModelConfig,
+        layer: &LayerConfig,
+    ) -> Result<Self> {
         let (q, kv) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
         let name = |part: &str| format!("{path}.{part}");
-        let parts = [(&*name("q_proj"), q), (&*name("k_proj"), kv), (&*name("v_proj"), kv)];
+        let queries = if config.attention_gate { 2 * q } else { q };
+        let parts = [(&*name("q_proj"), queries), (&*name("k_proj"), kv), (&*name("v_proj"), kv)];
         let norms = if config.qk_norm {
-            let mut norm = |part| RmsNorm::load(weights, &name(part), config.head_dim, config.rms_norm_eps);
-            Some((norm("q_norm")?, norm("k_norm")?))
+            let mut norm = |part| RmsNorm::load(weights, &name(part), config.head_dim, config);
+            Some((norm(names.q_norm)?, norm(names.k_norm)?))
         } else {
             None
         };
         Ok(Attention {
             qkv: weights.linear(&parts, config.hidden_size, config.qkv_bias)?,
-            out: weights.linear(&[(&name("o_proj"), config.hidden_size)], q, config.o_bias)?,
+            out: weights.linear(&[(&name(names.out), config.hidden_size)], q, config.o_bias)?,
             norms,
             rope: layer.rope,
+            gated: config.attention_gate,
             heads: config.num_heads as i32,
             kv_heads: config.num_kv_heads as i32,
             head_dim: config.head_dim as i32,
-            scale: (config.head_dim as f32).powf(-0.5),
+            scale: config.attention_scale,
             device: weights.device(),
         })
     }
@@ -62,7 +86,11 @@ impl Attention {
     /// MLX's.
     pub fn forward(&self, x: &Tensor, rotary: &Rotary, step: &mut Step<'_>, layer: usize) -> Result<Tensor> {
         let (tokens, h, kv, d) = (x.dim(0), self.heads, self.kv_heads, self.head_dim);
-        let qkv = self.qkv.forward(x)?.reshape(&[tokens, h + 2 * kv, d])?;
+        let (qkv, gate) = match self.qkv.forward(x)? {
+            both if self.gated => self.split_gate(&both)?,
+            qkv => (qkv, None),
+        };
+        let qkv = qkv.reshape(&[tokens, h + 2 * kv, d])?;
         let values = qkv.slice(1, h + kv, h + 2 * kv)?;
         let mut qk = qkv.slice(1, 0, h + kv)?;
         if let Some((q_norm, k_norm)) = &self.norms {
@@ -105,11 +133,23 @@ impl Attention {
             outputs.push(output);
             at += n;
         }
-        let output = match &outputs[..] {
+        let mut output = match &outputs[..] {
             [one] => one.share(),
             many => concatenate(many, 0)?,
         };
+        if let Some(gate) = gate {
+            output = output.multiply(&gate)?;
+        }
         self.out.forward(&output)
+    }
+
+    /// The projections without the gate, and the open share of each output, `[tokens, heads · head_dim]`.
+    fn split_gate(&self, qkv: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+        let (tokens, h, kv, d) = (qkv.dim(0), self.heads, self.kv_heads, self.head_dim);
+        let both = qkv.slice(1, 0, 2 * h * d)?.reshape(&[tokens, h, 2, d])?;
+        let half = |i: i32| both.slice(2, i, i + 1)?.reshape(&[tokens, h * d]);
+        let (queries, gate) = (half(0)?, half(1)?.sigmoid()?);
+        Ok((concatenate([&queries, &qkv.slice(1, 2 * h * d, (2 * h + 2 * kv) * d)?], 1)?, Some(gate)))
     }
 
     /// Many tokens on a CPU, a block of queries at a time over the keys that it may see: a CPU computes masked scores

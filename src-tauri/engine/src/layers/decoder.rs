@@ -1,11 +1,11 @@
-//! The pre-norm decoder that most families share: embedding, blocks of attention and MLP with residuals, final
-//! norm, LM head. A family's file says how its blocks are made.
+//! The decoder that families share: embedding, blocks with residuals, final norm, LM head; and the pre-norm block
+//! of attention and MLP that most of them are made of. A family's file says what its blocks are.
 
 use crate::error::Result;
-use crate::layers::attention::Attention;
+use crate::layers::attention::{self, Attention};
 use crate::layers::embedding::Embedding;
 use crate::layers::linear::Linear;
-use crate::layers::mlp::Mlp;
+use crate::layers::mlp::{self, Mlp};
 use crate::layers::norm::RmsNorm;
 use crate::layers::rotary::Rotary;
 use crate::models::Model;
@@ -14,87 +14,122 @@ use crate::weights::Weights;
 use hearth_core::config::{LayerConfig, ModelConfig};
 use hearth_mlx::Tensor;
 
-/// One block: x + attention(norm(x)), then x + mlp(norm(x)).
-#[derive(Debug)]
-pub struct Block {
-    /// Norm before attention.
-    pub input_norm: RmsNorm,
-    /// Attention.
-    pub attention: Attention,
-    /// Norm before the MLP.
-    pub mlp_norm: RmsNorm,
-    /// MLP.
-    pub mlp: Mlp,
+/// One layer of a decoder, residuals included.
+pub trait Block {
+    /// `[tokens, hidden]` → the same; `rotary` is this layer's rotation, `layer` says which cache of each row is its.
+    ///
+    /// # Errors
+    /// MLX's.
+    fn forward(&self, x: &Tensor, rotary: &Rotary, step: &mut Step<'_>, layer: usize) -> Result<Tensor>;
 }
 
-impl Block {
+/// x + attention(norm(x)), then x + mlp(norm(x)).
+#[derive(Debug)]
+pub struct PreNorm {
+    input_norm: RmsNorm,
+    attention: Attention,
+    mlp_norm: RmsNorm,
+    mlp: Mlp,
+}
+
+impl PreNorm {
     /// Reads a block under the names that Llama gave them, below `path` (`model.layers.3`).
     ///
     /// # Errors
     /// Missing weights, or weights of another shape.
     pub fn load(weights: &mut Weights<'_>, path: &str, config: &ModelConfig, layer: &LayerConfig) -> Result<Self> {
-        let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
-        Ok(Block {
-            input_norm: RmsNorm::load(weights, &format!("{path}.input_layernorm"), hidden, eps)?,
-            attention: Attention::load(weights, &format!("{path}.self_attn"), config, layer)?,
-            mlp_norm: RmsNorm::load(weights, &format!("{path}.post_attention_layernorm"), hidden, eps)?,
-            mlp: Mlp::load(weights, &format!("{path}.mlp"), config)?,
+        let hidden = config.hidden_size;
+        Ok(PreNorm {
+            input_norm: RmsNorm::load(weights, &format!("{path}.input_layernorm"), hidden, config)?,
+            attention: Attention::load(weights, &format!("{path}.self_attn"), attention::LLAMA, config, layer)?,
+            mlp_norm: RmsNorm::load(weights, &format!("{path}.post_attention_layernorm"), hidden, config)?,
+            mlp: Mlp::load(weights, &format!("{path}.mlp"), mlp::LLAMA, config)?,
         })
     }
+}
 
+impl Block for PreNorm {
     fn forward(&self, x: &Tensor, rotary: &Rotary, step: &mut Step<'_>, layer: usize) -> Result<Tensor> {
         let x = x.add(&self.attention.forward(&self.input_norm.forward(x)?, rotary, step, layer)?)?;
         Ok(x.add(&self.mlp.forward(&self.mlp_norm.forward(&x)?)?)?)
     }
 }
 
-/// A whole model of such blocks.
-#[derive(Debug)]
-pub struct Decoder {
-    embedding: Embedding,
-    blocks: Vec<Block>,
-    norm: RmsNorm,
-    head: Linear,
-    rotary: Rotary,
+/// Where a decoder's weights are.
+#[derive(Debug, Clone, Copy)]
+pub struct Names<'a> {
+    /// Above the embedding, the layers and the final norm.
+    pub body: &'a str,
+    /// The final norm, below the body.
+    pub norm: &'a str,
+    /// The LM head.
+    pub head: &'a str,
 }
 
-impl Decoder {
-    /// Reads embedding, final norm and head under Llama's names, and the blocks by `block`.
+/// Llama's names, which most families took over.
+pub const LLAMA: Names<'static> = Names { body: "model", norm: "norm", head: "lm_head" };
+
+/// A whole model of blocks of one kind.
+#[derive(Debug)]
+pub struct Decoder<B> {
+    embedding: Embedding,
+    embedding_scale: Option<f32>,
+    /// The layers, each with the index of its rotation.
+    blocks: Vec<(B, usize)>,
+    rotaries: Vec<Rotary>,
+    norm: RmsNorm,
+    head: Linear,
+}
+
+impl<B: Block> Decoder<B> {
+    /// Reads embedding, final norm and head under these names, and the blocks by `block`.
     ///
     /// # Errors
     /// Missing weights, or weights of another shape.
     pub fn load(
         weights: &mut Weights<'_>,
         config: &ModelConfig,
-        block: impl Fn(&mut Weights<'_>, &str, &ModelConfig, &LayerConfig) -> Result<Block>,
+        names: Names<'_>,
+        block: impl Fn(&mut Weights<'_>, &str, &ModelConfig, &LayerConfig) -> Result<B>,
     ) -> Result<Self> {
+        let Names { body, norm, head } = names;
         // A config that does not say is tied where the files hold no head.
-        let tied = config.tie_word_embeddings.unwrap_or_else(|| !weights.has("lm_head.weight"));
-        let embedding = weights.embedding("model.embed_tokens", config.vocab_size, config.hidden_size, tied)?;
+        let tied = config.tie_word_embeddings.unwrap_or_else(|| !weights.has(&format!("{head}.weight")));
+        let embedding =
+            weights.embedding(&format!("{body}.embed_tokens"), config.vocab_size, config.hidden_size, tied)?;
+        let mut rotaries = vec![Rotary::new(&config.rope, weights.device())?];
+        if let Some(local) = &config.local_rope {
+            rotaries.push(Rotary::new(local, weights.device())?);
+        }
         let mut blocks = Vec::with_capacity(config.layers.len());
         for (i, layer) in config.layers.iter().enumerate() {
-            blocks.push(block(weights, &format!("model.layers.{i}"), config, layer)?);
+            let rotary = if layer.window.is_some() { rotaries.len() - 1 } else { 0 };
+            blocks.push((block(weights, &format!("{body}.layers.{i}"), config, layer)?, rotary));
         }
         let head = if tied {
             embedding.tied_head()?
         } else {
-            weights.linear(&[("lm_head", config.vocab_size)], config.hidden_size, false)?
+            weights.linear(&[(head, config.vocab_size)], config.hidden_size, false)?
         };
         Ok(Decoder {
             embedding,
+            embedding_scale: config.embedding_scale,
             blocks,
-            norm: RmsNorm::load(weights, "model.norm", config.hidden_size, config.rms_norm_eps)?,
+            rotaries,
+            norm: RmsNorm::load(weights, &format!("{body}.{norm}"), config.hidden_size, config)?,
             head,
-            rotary: Rotary::new(&config.rope, weights.device())?,
         })
     }
 }
 
-impl Model for Decoder {
+impl<B: Block> Model for Decoder<B> {
     fn forward(&self, ids: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         let mut x = self.embedding.forward(ids)?;
-        for (i, block) in self.blocks.iter().enumerate() {
-            x = block.forward(&x, &self.rotary, step, i)?;
+        if let Some(scale) = self.embedding_scale {
+            x = x.multiply(&Tensor::scalar(scale).astype(x.dtype()?)?)?;
+        }
+        for (i, (block, rotary)) in self.blocks.iter().enumerate() {
+            x = block.forward(&x, &self.rotaries[*rotary], step, i)?;
         }
         self.norm.forward(&x)
     }

@@ -74,12 +74,16 @@ impl Rotary {
         Ok(Angles::Tables { sin: concatenate([&sin.negative()?, &sin], pair_axis)?, cos })
     }
 
-    /// Turns heads `[tokens, heads, dims]`.
+    /// Turns the first `dims` dimensions of heads `[tokens, heads, head_dim]`.
     ///
     /// # Errors
     /// MLX's.
     pub fn apply(&self, x: &Tensor, angles: &Angles) -> Result<Tensor> {
-        let (tokens, heads) = (x.dim(0), x.dim(1));
+        let (tokens, heads, width) = (x.dim(0), x.dim(1), x.dim(2));
+        if width > self.dims && !(self.fused && self.magnitude == 1.0) {
+            let turned = self.apply(&x.slice(2, 0, self.dims)?, angles)?;
+            return Ok(concatenate([&turned, &x.slice(2, self.dims, width)?], 2)?);
+        }
         match angles {
             Angles::Positions(positions) => {
                 let x = if self.magnitude == 1.0 {
@@ -89,7 +93,7 @@ impl Rotary {
                 };
                 // Every token is a batch of its own, so that each can have its own position.
                 let turned = x.expand_dims(2)?.rope(self.dims, self.traditional, 1.0, positions, &self.periods)?;
-                Ok(turned.reshape(&[tokens, heads, self.dims])?)
+                Ok(turned.reshape(&[tokens, heads, width])?)
             }
             Angles::Tables { cos, sin } => {
                 let half = self.dims / 2;
@@ -117,7 +121,7 @@ mod tests {
         for traditional in [false, true] {
             for magnitude in [1.0, 1.25] {
                 let rope = Rope { dims: 8, traditional, scale: 0.5, base: 100.0, periods: None, magnitude };
-                let x = Tensor::arange(0, 48, Dtype::F32).unwrap().reshape(&[3, 2, 8]).unwrap();
+                let x = Tensor::arange(0, 72, Dtype::F32).unwrap().reshape(&[3, 2, 12]).unwrap();
                 let turn = |device| {
                     let r = Rotary::new(&rope, device).unwrap();
                     r.apply(&x, &r.angles(&[0, 5, 1000]).unwrap()).unwrap().to_vec_f32().unwrap()
@@ -125,6 +129,7 @@ mod tests {
                 let (a, b) = (turn(Device::Cpu), turn(Device::Gpu));
                 assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 2e-3), "{a:?}\n{b:?}");
                 assert!((a[0] - 0.0).abs() < 1e-6 && (a[1] - magnitude).abs() < 1e-6, "position 0 turns nothing");
+                assert_eq!(a[68..], [68.0, 69.0, 70.0, 71.0], "dimensions beyond the rotation's stay as they are");
             }
         }
     }

@@ -2,7 +2,7 @@
 //! `layer_types` says so.
 
 use crate::error::Result;
-use crate::layers::decoder::{Block, Decoder};
+use crate::layers::decoder::{Decoder, LLAMA, PreNorm};
 use crate::weights::Weights;
 use hearth_core::config::ModelConfig;
 
@@ -10,6 +10,6 @@ use hearth_core::config::ModelConfig;
 ///
 /// # Errors
 /// Missing weights, or weights of another shape.
-pub fn load(config: &ModelConfig, weights: &mut Weights<'_>) -> Result<Decoder> {
-    Decoder::load(weights, config, Block::load)
+pub fn load(config: &ModelConfig, weights: &mut Weights<'_>) -> Result<Decoder<PreNorm>> {
+    Decoder::load(weights, config, LLAMA, PreNorm::load)
 }

@@ -1,7 +1,7 @@
 //! SmolLM3: Llama's layers, every n-th of them without rotary embedding (NoPE). Reference: mlx-lm's smollm3.
 
 use crate::error::Result;
-use crate::layers::decoder::{Block, Decoder};
+use crate::layers::decoder::{Decoder, LLAMA, PreNorm};
 use crate::weights::Weights;
 use hearth_core::config::ModelConfig;
 
@@ -9,6 +9,6 @@ use hearth_core::config::ModelConfig;
 ///
 /// # Errors
 /// Missing weights, or weights of another shape.
-pub fn load(config: &ModelConfig, weights: &mut Weights<'_>) -> Result<Decoder> {
-    Decoder::load(weights, config, Block::load)
+pub fn load(config: &ModelConfig, weights: &mut Weights<'_>) -> Result<Decoder<PreNorm>> {
+    Decoder::load(weights, config, LLAMA, PreNorm::load)
 }
