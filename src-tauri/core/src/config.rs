@@ -62,6 +62,8 @@ struct FamilyRow {
     model_type: &'static str,
     family: Family,
     rope_theta: f64,
+    /// Whether the `rope_theta` among the rotary parameters goes before the config's own, as in the reference.
+    rope_block_first: bool,
     /// Biases on q, k, v and on o that the family always has.
     qkv_bias: bool,
     /// Whether `attention_bias` and `mlp_bias` are read.
@@ -86,6 +88,7 @@ const LLAMA: FamilyRow = FamilyRow {
     model_type: "llama",
     family: Family::Llama,
     rope_theta: 10_000.0,
+    rope_block_first: false,
     qkv_bias: false,
     reads_biases: true,
     reads_layer_types: true,
@@ -102,6 +105,7 @@ const QWEN35: FamilyRow = FamilyRow {
     model_type: "qwen3_5",
     family: Family::Qwen35,
     rope_theta: 100_000.0,
+    rope_block_first: true,
     reads_layer_types: false,
     qk_norm: true,
     eps: ("rms_norm_eps", 1e-6),
@@ -149,6 +153,7 @@ const FAMILIES: &[FamilyRow] = &[
         model_type: "lfm2",
         family: Family::Lfm2,
         rope_theta: 1_000_000.0,
+        rope_block_first: true,
         reads_biases: false,
         reads_layer_types: false,
         qk_norm: true,
@@ -320,7 +325,7 @@ impl ModelConfig {
         let rope_block = rope_block.into_iter().find(|v| !v.is_null()).unwrap_or(&Value::Null);
         // Newer configs hold one block for each kind of layer.
         let rope_block = Some(&rope_block["full_attention"]).filter(|v| v.is_object()).unwrap_or(rope_block);
-        let theta = f.rope_base("rope_theta", rope_block, row.rope_theta)?;
+        let theta = f.rope_base("rope_theta", rope_block, row.rope_block_first, row.rope_theta)?;
         let rotated = match row.family {
             Family::Qwen35 => qwen3_5::rotated(&f, rope_block, head_dim)?,
             _ => head_dim,

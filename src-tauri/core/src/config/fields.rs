@@ -65,13 +65,20 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The base of a rotation's periods: the field, or `rope_theta` of this block, or the default.
-    pub(super) fn rope_base(&self, name: &str, block: &Value, default: f64) -> Result<f64, CoreError> {
-        let base = match (self.number(name)?, &block["rope_theta"]) {
-            (Some(base), _) => base,
-            (None, Value::Null) => default,
-            (None, v) => v.as_f64().ok_or_else(|| self.invalid("rope_parameters.rope_theta", "a number", v))?,
+    /// The base of a rotation's periods: the field, `rope_theta` of this block (which may go first), or the default.
+    pub(super) fn rope_base(
+        &self,
+        name: &str,
+        block: &Value,
+        block_first: bool,
+        default: f64,
+    ) -> Result<f64, CoreError> {
+        let own = self.number(name)?;
+        let of_block = match &block["rope_theta"] {
+            Value::Null => None,
+            v => Some(v.as_f64().ok_or_else(|| self.invalid("rope_parameters.rope_theta", "a number", v))?),
         };
+        let base = if block_first { of_block.or(own) } else { own.or(of_block) }.unwrap_or(default);
         if base > 1.0 && (base as f32).is_finite() {
             return Ok(base);
         }

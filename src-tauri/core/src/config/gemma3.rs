@@ -26,7 +26,7 @@ pub(super) fn refine(f: &Fields<'_>, config: &mut ModelConfig) -> Result<(), Cor
     // The head is the embedding wherever the files hold none, whatever the config says.
     config.tie_word_embeddings = None;
     let own = &f.value("rope_parameters")["sliding_attention"];
-    let base = f.rope_base("rope_local_base_freq", own, 10_000.0)?;
+    let base = f.rope_base("rope_local_base_freq", own, false, 10_000.0)?;
     let plain = Rope { scale: 1.0, base: base as f32, periods: None, magnitude: 1.0, ..config.rope };
     config.local_rope = Some(plain);
     Ok(())
