@@ -7,8 +7,11 @@ use hearth_core::{Backend, Event, GenerateRequest, ServedModel};
 use hearth_engine::parity::Probe;
 use hearth_engine::{Engine, EngineHandle, EngineOptions};
 use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tempfile::TempDir;
 
 /// Largest difference of a logit that still counts as equal.
 const TOLERANCE: f32 = 1e-3;
@@ -83,6 +86,68 @@ fn logits_whole_and_in_chunks() {
         let stepped = probe.logits(&all, 1).unwrap();
         let from = (prompt.len() - 1) * vocab;
         compare(&format!("{name} token by token"), &stepped[from..], &reference.f32("logits_step"), vocab);
+    }
+}
+
+/// A tensor of a model file: name, shape, little-endian f32 values.
+type Stored = (String, Vec<usize>, Vec<u8>);
+
+/// A copy of a golden's folder in which every tensor is as `change` leaves it, and the config too.
+fn rewritten(name: &str, config: impl Fn(Value) -> Value, change: impl Fn(Stored) -> Stored) -> TempDir {
+    let (from, to) = (goldens().join(name), TempDir::new().unwrap());
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(from.join(file), to.path().join(file)).unwrap();
+    }
+    let text = std::fs::read_to_string(from.join("config.json")).unwrap();
+    let config = config(serde_json::from_str(&text).unwrap());
+    std::fs::write(to.path().join("config.json"), config.to_string()).unwrap();
+    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let all = SafeTensors::deserialize(&bytes).unwrap();
+    let stored: Vec<Stored> =
+        all.iter().map(|(name, t)| change((name.to_owned(), t.shape().to_vec(), t.data().to_vec()))).collect();
+    let views = stored.iter().map(|(name, shape, data)| {
+        (name.clone(), TensorView::new(safetensors::Dtype::F32, shape.clone(), data).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &to.path().join("model.safetensors")).unwrap();
+    to
+}
+
+/// `[channels, taps, 1]` as PyTorch keeps it, `[channels, 1, taps]`: the same values in the same order.
+fn pytorch_conv((name, mut shape, data): Stored) -> Stored {
+    if name.contains("conv") && shape.len() == 3 {
+        shape.swap(1, 2);
+    }
+    (name, shape, data)
+}
+
+#[test]
+fn original_files_are_read_like_converted_ones() {
+    const MINUS_ONE: [&str; 5] = [
+        ".input_layernorm.weight",
+        ".post_attention_layernorm.weight",
+        ".q_norm.weight",
+        ".k_norm.weight",
+        "model.norm.weight",
+    ];
+    let qwen3_5 = |stored: Stored| {
+        let (name, shape, mut data) = pytorch_conv(stored);
+        if MINUS_ONE.iter().any(|suffix| name.ends_with(suffix)) {
+            let values = data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()) - 1.0);
+            data = values.flat_map(f32::to_le_bytes).collect();
+        }
+        (name.replace("language_model.model", "model.language_model"), shape, data)
+    };
+    let alone = |(name, shape, data): Stored| (name.replace("language_model.", ""), shape, data);
+    for (what, name, dir) in [
+        ("LFM2", "lfm2-f32", rewritten("lfm2-f32", |config| config, pytorch_conv)),
+        ("Qwen3.5", "qwen3_5-f32", rewritten("qwen3_5-f32", |config| config, qwen3_5)),
+        ("Qwen3.5's text model", "qwen3_5-f32", rewritten("qwen3_5-f32", |c| c["text_config"].clone(), alone)),
+    ] {
+        let reference = Reference::read(&goldens().join(name).join("ref.safetensors"));
+        let prompt = reference.ids("prompt");
+        let want = reference.f32("logits_cache");
+        let got = Probe::load(dir.path()).unwrap().logits(&prompt, prompt.len()).unwrap();
+        compare(what, &got, &want, want.len() / prompt.len());
     }
 }
 
