@@ -296,3 +296,91 @@ fn with_operations(inputs: &Inputs, mut state: Tensor) -> Result<(Tensor, Tensor
     };
     Ok((outputs.astype(inputs.queries.dtype()?)?, state))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADS: [i32; 4] = [2, 4, 32, 6];
+
+    fn wave(shape: &[i32], step: f32) -> Tensor {
+        let count: i32 = shape.iter().product();
+        let values: Vec<f32> = (0..count).map(|i| (i as f32 * step).sin()).collect();
+        Tensor::from_f32(&values, shape).unwrap()
+    }
+
+    fn inputs(tokens: i32) -> Inputs {
+        let [hk, hv, dk, dv] = HEADS;
+        let small = Tensor::scalar(0.2);
+        Inputs {
+            queries: wave(&[tokens, hk, dk], 0.7).multiply(&small).unwrap(),
+            keys: wave(&[tokens, hk, dk], 1.3).multiply(&small).unwrap(),
+            values: wave(&[tokens, hv, dv], 0.9),
+            decay: wave(&[tokens, hv], 2.1).sigmoid().unwrap(),
+            correction: wave(&[tokens, hv], 1.7).sigmoid().unwrap(),
+        }
+    }
+
+    fn close(a: &[f32], b: &[f32]) {
+        assert_eq!(a.len(), b.len());
+        assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5), "{a:?}\n{b:?}");
+    }
+
+    /// The recurrence in plain loops: outputs and state.
+    fn by_hand(inputs: &Inputs, tokens: i32) -> (Vec<f32>, Vec<f32>) {
+        let [hk, hv, dk, dv] = HEADS.map(|n| n as usize);
+        let values = |t: &Tensor| t.to_vec_f32().unwrap();
+        let (q, k, v) = (values(&inputs.queries), values(&inputs.keys), values(&inputs.values));
+        let (decay, correction) = (values(&inputs.decay), values(&inputs.correction));
+        let (mut state, mut outputs) = (vec![0.0; hv * dv * dk], Vec::new());
+        for token in 0..tokens as usize {
+            for head in 0..hv {
+                let at = (token * hk + head / (hv / hk)) * dk;
+                let (key, query) = (&k[at..at + dk], &q[at..at + dk]);
+                let gate = token * hv + head;
+                for element in 0..dv {
+                    let row = &mut state[(head * dv + element) * dk..][..dk];
+                    row.iter_mut().for_each(|s| *s *= decay[gate]);
+                    let dot = |row: &[f32], with: &[f32]| row.iter().zip(with).map(|(a, b)| a * b).sum::<f32>();
+                    let change = (v[gate * dv + element] - dot(row, key)) * correction[gate];
+                    row.iter_mut().zip(key).for_each(|(s, k)| *s += change * k);
+                    outputs.push(dot(row, query));
+                }
+            }
+        }
+        (outputs, state)
+    }
+
+    #[test]
+    fn the_rule_equals_its_recurrence_whole_and_in_parts() {
+        let [_, hv, dk, dv] = HEADS;
+        let zeros = || Tensor::zeros(&[hv, dv, dk], Dtype::F32).unwrap();
+        for tokens in [1, 5, 70] {
+            let all = inputs(tokens);
+            let (want, want_state) = by_hand(&all, tokens);
+            for rule in [Rule::default(), Rule::new(Device::Gpu, 32).unwrap()] {
+                let (outputs, state) = rule.apply(&all, zeros()).unwrap();
+                close(&outputs.to_vec_f32().unwrap(), &want);
+                close(&state.to_vec_f32().unwrap(), &want_state);
+                let (mut state, mut outputs) = (zeros(), Vec::new());
+                for (at, n) in [(0, tokens / 3), (tokens / 3, tokens - tokens / 3)] {
+                    if n > 0 {
+                        let (output, next) = rule.apply(&all.tokens(at, n).unwrap(), state).unwrap();
+                        outputs.extend(output.to_vec_f32().unwrap());
+                        state = next;
+                    }
+                }
+                close(&outputs, &want);
+                close(&state.to_vec_f32().unwrap(), &want_state);
+            }
+        }
+    }
+
+    #[test]
+    fn the_kernel_is_for_gpus_with_metal_and_whole_simd_groups() {
+        let metal = metal_available() && hearth_mlx::device().unwrap() == Device::Gpu;
+        assert_eq!(Rule::new(Device::Gpu, 128).unwrap().kernel.is_some(), metal);
+        assert!(Rule::new(Device::Gpu, 48).unwrap().kernel.is_none());
+        assert!(Rule::new(Device::Cpu, 128).unwrap().kernel.is_none());
+    }
+}
