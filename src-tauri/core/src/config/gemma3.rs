@@ -40,7 +40,7 @@ pub(super) fn layers(f: &Fields<'_>, count: usize) -> Result<Vec<LayerConfig>, C
     let listed = f.per_layer("layer_types", count)?;
     let layer = |i: usize| {
         let sliding = match listed.map(|all| &all[i]) {
-            None => (i + 1) % pattern != 0,
+            None => !(i + 1).is_multiple_of(pattern),
             Some(kind) => match kind.as_str() {
                 Some("full_attention") => false,
                 Some("sliding_attention") => true,

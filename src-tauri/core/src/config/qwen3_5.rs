@@ -34,7 +34,7 @@ pub(super) fn rotated(f: &Fields<'_>, rope_block: &Value, head_dim: usize) -> Re
             .ok_or_else(|| f.invalid(name, "a number above 0 and at most 1", v))?,
     };
     let dims = (head_dim as f64 * factor) as usize;
-    if dims == 0 || dims % 2 != 0 {
+    if dims == 0 || !dims.is_multiple_of(2) {
         let expected = format!("a share of head_dim ({head_dim}) that is an even number of dimensions");
         return Err(f.invalid(name, &expected, &factor.into()));
     }
@@ -50,7 +50,7 @@ pub(super) fn layers(f: &Fields<'_>, count: usize) -> Result<Vec<LayerConfig>, C
         value_dim: f.count("linear_value_head_dim", None, MOST)?,
         taps: f.taps("linear_conv_kernel_dim", 4)?,
     };
-    if delta.value_heads % delta.key_heads != 0 {
+    if !delta.value_heads.is_multiple_of(delta.key_heads) {
         let expected = format!("a multiple of linear_num_key_heads ({})", delta.key_heads);
         return Err(f.invalid("linear_num_value_heads", &expected, &delta.value_heads.into()));
     }
@@ -58,7 +58,7 @@ pub(super) fn layers(f: &Fields<'_>, count: usize) -> Result<Vec<LayerConfig>, C
     let listed = f.per_layer("layer_types", count)?;
     let layer = |i: usize| {
         let attends = match listed.map(|all| &all[i]) {
-            None => (i + 1) % interval == 0,
+            None => (i + 1).is_multiple_of(interval),
             Some(kind) => match kind.as_str() {
                 Some("full_attention") => true,
                 Some("linear_attention") => false,

@@ -51,7 +51,7 @@ impl Mlp {
 
 /// What GELU's tanh approximation lets through: ½(1 + tanh y) = sigmoid(2y), y = √(2/π)·(x + 0.044715·x³).
 fn gelu_share(x: &Tensor) -> Result<Tensor> {
-    const FACTOR: f32 = 1.595_769_1; // 2·√(2/π)
+    const FACTOR: f32 = 1.595_769_2; // 2·√(2/π)
     let constant = |value: f32| Tensor::scalar(value).astype(x.dtype()?);
     let curve = x.multiply(x)?.multiply(&constant(FACTOR * 0.044_715)?)?.add(&constant(FACTOR)?)?;
     Ok(x.multiply(&curve)?.sigmoid()?)
