@@ -19,6 +19,9 @@ pub struct ServerConfig {
     pub allowed_origins: Vec<String>,
     /// Largest body of a request, in bytes; over it: 413.
     pub body_limit: usize,
+    /// Leave a client's volatile header line at the start of the system prompt where it is. Without this it is taken
+    /// out: it is new with every request, and neither the prompt cache nor the model has any use for it.
+    pub keep_client_headers: bool,
     /// The key of the admin routes; without one they refuse everything.
     pub admin_token: Option<String>,
     /// A stream that was silent this long gets a comment, so that clients do not time out.
@@ -42,6 +45,7 @@ impl Default for ServerConfig {
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
             body_limit: 32 * 1024 * 1024,
+            keep_client_headers: false,
             admin_token: None,
             ping_interval: Duration::from_secs(10),
             header_delay: Duration::from_secs(10),
@@ -62,6 +66,7 @@ impl std::fmt::Debug for ServerConfig {
             .field("allowed_hosts", &self.allowed_hosts)
             .field("allowed_origins", &self.allowed_origins)
             .field("body_limit", &self.body_limit)
+            .field("keep_client_headers", &self.keep_client_headers)
             .field("admin_token", &self.admin_token.is_some())
             .finish_non_exhaustive()
     }

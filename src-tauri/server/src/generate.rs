@@ -4,6 +4,7 @@
 use crate::error::ServerError;
 use crate::sse::{self, Frames};
 use crate::state::AppState;
+use crate::transcripts::Recorder;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::FutureExt;
@@ -51,6 +52,8 @@ pub(crate) struct Collected {
 pub(crate) struct Running {
     /// A row's generation; `None` when it has ended.
     rows: Vec<Option<Generation>>,
+    /// Writes down a row, so that a later prompt can begin with its very ids.
+    recorders: Vec<Option<Recorder>>,
     /// Events that were looked at before the stream began.
     ready: VecDeque<(usize, Event)>,
     turn: usize,
@@ -64,10 +67,11 @@ impl Running {
     pub(crate) async fn start(
         backend: &dyn Backend,
         model: &ServedModel,
-        requests: Vec<GenerateRequest>,
+        requests: Vec<(GenerateRequest, Option<Recorder>)>,
     ) -> Result<Self, ServerError> {
+        let (requests, recorders): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
         let rows = requests.into_iter().map(|r| backend.submit(model, r).map(Some)).collect::<Result<_, _>>()?;
-        let mut running = Running { rows, ready: VecDeque::new(), turn: 0 };
+        let mut running = Running { rows, recorders, ready: VecDeque::new(), turn: 0 };
         match running.next().await {
             Some((_, Event::Failed(e))) => Err(e.into()),
             Some(first) => {
@@ -85,7 +89,7 @@ impl Running {
             let (reason, timings) = (FinishReason::Length, Timings::default());
             (row, Event::Finished(Finish { reason, stop: None, usage, timings }))
         });
-        Running { rows: Vec::new(), ready: ready.collect(), turn: 0 }
+        Running { rows: Vec::new(), recorders: Vec::new(), ready: ready.collect(), turn: 0 }
     }
 
     /// The next event of any row; `None` when all rows have ended. Each row ends with `Finished` or `Failed`.
@@ -113,11 +117,26 @@ impl Running {
                 if matches!(event, Event::Finished(_) | Event::Failed(_)) {
                     self.rows[row] = None;
                 }
+                self.record(row, &event);
                 return Poll::Ready(Some((row, event)));
             }
             if open { Poll::Pending } else { Poll::Ready(None) }
         })
         .await
+    }
+
+    fn record(&mut self, row: usize, event: &Event) {
+        let Some(recorder) = self.recorders.get_mut(row) else { return };
+        match event {
+            Event::Admitted { .. } | Event::Prefill { .. } => {}
+            Event::Delta(delta) => recorder.iter_mut().for_each(|r| r.delta(delta)),
+            Event::Finished(finish) => {
+                if let Some(recorder) = recorder.take() {
+                    recorder.finished(finish);
+                }
+            }
+            Event::Failed(_) => *recorder = None,
+        }
     }
 
     /// Everything, when all rows have ended.

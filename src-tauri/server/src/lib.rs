@@ -13,6 +13,7 @@
 
 mod admin;
 mod body;
+mod client_header;
 mod config;
 mod error;
 mod generate;
@@ -24,9 +25,12 @@ mod params;
 mod prompt;
 mod routes;
 mod safety;
+mod specials;
 mod sse;
 mod state;
 mod template;
+mod tokens;
+mod transcripts;
 
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -1,16 +1,13 @@
-//! From a chat request's messages to prompt token ids: contents made plain, tool calls made objects, the
-//! template rendered, the beginning-of-text token there exactly once.
+//! From a chat request's messages to the prompt's text: contents made plain, tool calls made objects, the template
+//! rendered, and what the next prompts will begin with.
 
+use crate::client_header;
 use crate::error::ServerError;
 use crate::json::brief;
 use crate::params::Fields;
 use crate::template::{ChatTemplate, RenderInput};
-use hearth_core::backend::ServedModel;
-use hearth_core::tokenizer::Tokenizer;
+use crate::tokens::{Rendered, Stable, may_have_boundaries};
 use serde_json::{Map, Value, json};
-
-/// A client's header that changes with every request; it would spoil every prompt cache.
-const BILLING_HEADER: &str = "x-anthropic-billing-header:";
 
 /// The part of a chat request that becomes the prompt, checked.
 #[derive(Debug)]
@@ -20,17 +17,21 @@ pub(crate) struct ChatPrompt {
 }
 
 impl ChatPrompt {
-    /// Reads `messages`, `tools` and what goes to the template.
+    /// Reads `messages`, `tools` and what goes to the template. With `keep_headers`, a client's volatile header line
+    /// stays in the system prompt.
     ///
     /// # Errors
     /// 400 naming the message, the part or the field at fault.
-    pub(crate) fn read(f: Fields<'_>) -> Result<Self, ServerError> {
+    pub(crate) fn read(f: Fields<'_>, keep_headers: bool) -> Result<Self, ServerError> {
         let allowed = "a list of at least one message";
         let messages = match f.get("messages") {
             Some(Value::Array(list)) if !list.is_empty() => list,
             found => return Err(f.refuse("messages", allowed, found.unwrap_or(&Value::Null))),
         };
-        let messages: Vec<Value> = messages.iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?;
+        let system = messages.iter().position(|m| m["role"].as_str().is_some_and(is_system));
+        let strips = |i: usize| !keep_headers && system == Some(i);
+        let each = messages.iter().enumerate().map(|(i, m)| message(i, m, strips(i)));
+        let messages: Vec<Value> = each.collect::<Result<_, _>>()?;
         let continue_final = f.bool("continue_final_message")?.unwrap_or(false);
         let add_generation_prompt = f.bool("add_generation_prompt")?.unwrap_or(!continue_final);
         if continue_final && add_generation_prompt {
@@ -54,17 +55,17 @@ impl ChatPrompt {
         self.input.tools.is_some()
     }
 
-    /// The prompt's token ids.
+    /// The prompt's text, and what it shares with the prompts to come.
     ///
     /// # Errors
     /// 400 naming the message that the template refuses.
-    pub(crate) fn tokens(mut self, template: &ChatTemplate, model: &ServedModel) -> Result<Vec<u32>, ServerError> {
+    pub(crate) fn render(mut self, template: &ChatTemplate) -> Result<Rendered, ServerError> {
         for message in &mut self.input.messages {
             if message["role"] == "developer" && !template.knows_developer() {
                 message["role"] = "system".into();
             }
             if template.wants_parts() {
-                message["content"] = json!([{"type": "text", "text": message["content"]}]);
+                message["content"] = parts(&message["content"]);
             }
         }
         let mut text = template.render(&self.input)?;
@@ -82,25 +83,50 @@ impl ChatPrompt {
             let end = if text[end..].starts_with(tail) { end + tail.len() } else { end };
             text.truncate(end);
         }
-        let ids = encode(&model.tokenizer, &text, false)?;
-        match model.tokenizer.bos() {
-            Some(bos) if ids.first() != Some(&bos) => Ok(std::iter::once(bos).chain(ids).collect()),
-            _ => Ok(ids),
+        let stable = if may_have_boundaries(&text) { self.stable(template, &text) } else { Vec::new() };
+        Ok(Rendered { text, stable })
+    }
+
+    /// Beginnings of the text that other prompts will have: another conversation with the same system prompt and
+    /// tools, the next turn, and this conversation without the opening of the answer. Whatever the template refuses
+    /// is left out.
+    fn stable(mut self, template: &ChatTemplate, text: &str) -> Vec<Stable> {
+        let content = |text: &str| if template.wants_parts() { parts(&text.into()) } else { text.into() };
+        let says = |role: &str, text: &str| json!({"role": role, "content": content(text)});
+        let role = |m: &Value| m["role"].as_str().unwrap_or_default().to_owned();
+        let messages = std::mem::take(&mut self.input.messages);
+        let system = messages.iter().take_while(|m| is_system(&role(m))).count();
+        let last = messages.last().map(role).unwrap_or_default();
+        let has_tools = self.has_tools();
+        let mut other = |messages: Vec<Value>, opened: bool| {
+            self.input.messages = messages;
+            self.input.add_generation_prompt = opened;
+            template.try_render(&self.input).map(|other| Stable::new(text, other))
+        };
+        let mut found = Vec::new();
+        if system > 0 || has_tools {
+            // A word that the conversation does not happen to begin with.
+            let first =
+                messages.get(system).map(|m| m["content"].as_str().or_else(|| m["content"][0]["text"].as_str()));
+            let word = if first.flatten().is_some_and(|t| t.trim_start().starts_with('a')) { "b" } else { "a" };
+            let mut short = messages[..system].to_vec();
+            short.push(says("user", word));
+            found.extend(other(short, true));
         }
+        let mut next = messages.clone();
+        if last != "assistant" {
+            next.push(says("assistant", "a"));
+        }
+        next.push(says("user", "b"));
+        found.extend(other(next, true));
+        found.extend(other(messages, false));
+        found
     }
 }
 
-/// Token ids of a plain prompt; the beginning-of-text token comes first where the model has one, and never twice.
-///
-/// # Errors
-/// 400 for a text that the tokenizer cannot spell.
-pub(crate) fn plain_tokens(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, ServerError> {
-    let has_bos = tokenizer.bos().map(|bos| tokenizer.token_bytes(bos)).is_some_and(|b| text.as_bytes().starts_with(b));
-    encode(tokenizer, text, !has_bos)
-}
-
-pub(crate) fn encode(tokenizer: &Tokenizer, text: &str, add_special: bool) -> Result<Vec<u32>, ServerError> {
-    tokenizer.encode(text, add_special).map_err(|e| ServerError::bad(format!("the prompt cannot be tokenized: {e}")))
+/// A content as templates take it that only show lists of parts.
+fn parts(text: &Value) -> Value {
+    json!([{"type": "text", "text": text}])
 }
 
 fn tools(f: Fields<'_>) -> Result<Option<Vec<Value>>, ServerError> {
@@ -153,8 +179,9 @@ fn kwargs(f: Fields<'_>) -> Result<Map<String, Value>, ServerError> {
     Ok(kwargs)
 }
 
-/// One message as templates take it: `content` a string, nulls and empty lists left out, arguments as objects.
-fn message(i: usize, message: &Value) -> Result<Value, ServerError> {
+/// One message as templates take it: `content` a string, nulls and empty lists left out, arguments as objects. With
+/// `strip_header`, a client's volatile header line at its start goes.
+fn message(i: usize, message: &Value, strip_header: bool) -> Result<Value, ServerError> {
     let place = format!("messages[{i}]");
     let Value::Object(given) = message else {
         return Err(wrong(&place, "an object with role and content", message));
@@ -165,18 +192,16 @@ fn message(i: usize, message: &Value) -> Result<Value, ServerError> {
             return Err(wrong(&format!("{place}.role"), "a string such as \"user\"", found.unwrap_or(&Value::Null)));
         }
     };
-    let mut content = match given.get("content") {
+    let content = match given.get("content") {
         None if role != "assistant" => return Err(wrong(&format!("{place}.content"), "there", &Value::Null)),
         None | Some(Value::Null) => String::new(),
+        Some(Value::String(text)) if strip_header => client_header::strip(text).to_owned(),
         Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => joined(&place, role, parts)?,
+        Some(Value::Array(parts)) => joined(&place, parts, strip_header)?,
         Some(other) => {
             return Err(wrong(&format!("{place}.content"), "a string, a list of text parts, or null", other));
         }
     };
-    if is_system(role) {
-        content = without_billing_header(&content).to_owned();
-    }
     let mut out = Map::new();
     for (key, value) in given {
         match key.as_str() {
@@ -206,7 +231,7 @@ fn wrong(place: &str, allowed: &str, found: &Value) -> ServerError {
 }
 
 /// The text of all parts, one after the other.
-fn joined(place: &str, role: &str, parts: &[Value]) -> Result<String, ServerError> {
+fn joined(place: &str, parts: &[Value], strip_header: bool) -> Result<String, ServerError> {
     let mut out = String::new();
     for (j, part) in parts.iter().enumerate() {
         let place = format!("{place}.content[{j}]");
@@ -223,7 +248,7 @@ fn joined(place: &str, role: &str, parts: &[Value]) -> Result<String, ServerErro
             }
             (other, None) => return Err(wrong(&place, "an object with type \"text\"", other)),
         };
-        out.push_str(if is_system(role) { without_billing_header(text) } else { text });
+        out.push_str(if strip_header && j == 0 { client_header::strip(text) } else { text });
     }
     Ok(out)
 }
@@ -257,37 +282,12 @@ fn tool_calls(place: &str, value: &Value) -> Result<Vec<Value>, ServerError> {
     Ok(calls)
 }
 
-/// The text after the billing header at its start (`x-anthropic-billing-header: a=b; c=d;` and the line's end).
-fn without_billing_header(text: &str) -> &str {
-    let Some(mut rest) = text.strip_prefix(BILLING_HEADER) else { return text };
-    loop {
-        let line = rest.find('\n').map_or(rest, |end| &rest[..end]);
-        let field = line.trim_start_matches([' ', '\t']);
-        let key_end =
-            field.find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '-'))).unwrap_or(field.len());
-        if key_end == 0 || !field[key_end..].starts_with('=') {
-            break;
-        }
-        let blanks = line.len() - field.len();
-        match field.find(';') {
-            Some(end) => rest = &rest[blanks + end + 1..],
-            None => {
-                rest = &rest[line.len()..]; // the last field of the line needs no semicolon
-                break;
-            }
-        }
-    }
-    let rest = rest.trim_start_matches([' ', '\t']);
-    let rest = rest.strip_prefix('\r').unwrap_or(rest);
-    rest.strip_prefix('\n').unwrap_or(rest)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn read(body: Value) -> Result<ChatPrompt, ServerError> {
-        ChatPrompt::read(Fields::new(body.as_object().unwrap()))
+        ChatPrompt::read(Fields::new(body.as_object().unwrap()), false)
     }
 
     fn refused(messages: Value) -> String {
@@ -346,25 +346,26 @@ mod tests {
     }
 
     #[test]
-    fn the_billing_header_goes() {
-        for (text, rest) in [
-            ("x-anthropic-billing-header: cc_version=2.1; cch=a1b2c;\nYou are X.", "You are X."),
-            ("x-anthropic-billing-header: cc_version=2.1; cch=a1b2c;You are X.", "You are X."),
-            ("x-anthropic-billing-header: cc_version=2.1; cch=a1b2c;", ""),
-            ("x-anthropic-billing-header: cch=a1b2c\r\nYou", "\r\nYou"),
-            ("x-anthropic-billing-header: a=1;\r\nYou", "You"),
-            ("You: x-anthropic-billing-header: a=1;", "You: x-anthropic-billing-header: a=1;"),
-        ] {
-            let m = read(json!({"messages": [{"role": "system", "content": text}]})).unwrap().input.messages;
-            let stripped = m[0]["content"].as_str().unwrap();
-            assert_eq!(stripped.trim_start_matches("\r\n"), rest.trim_start_matches("\r\n"), "{text}");
+    fn the_billing_header_goes_from_the_start_of_the_system_prompt() {
+        const HEADER: &str = "x-anthropic-billing-header: cc_version=2.1; cch=a1b2c;";
+        let contents = |messages: Value, keep: bool| -> Vec<String> {
+            let body = json!({"messages": messages});
+            let read = ChatPrompt::read(Fields::new(body.as_object().unwrap()), keep).unwrap();
+            read.input.messages.iter().map(|m| m["content"].as_str().unwrap().to_owned()).collect()
+        };
+        let line = format!("{HEADER}\nBe brief.");
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let (user, split) = (json!({"role": "user", "content": line}), json!([text(HEADER), text("Be"), text(&line)]));
+        for role in ["system", "developer"] {
+            for (content, left) in [(json!(line), "Be brief.".to_owned()), (split.clone(), format!("Be{line}"))] {
+                let messages = json!([{"role": role, "content": content}, user, {"role": "system", "content": line}]);
+                assert_eq!(contents(messages.clone(), false), [left, line.clone(), line.clone()]);
+                assert!(contents(messages, true)[0].starts_with(HEADER));
+            }
         }
-        let parts =
-            json!([{"type": "text", "text": "x-anthropic-billing-header: a=1;"}, {"type": "text", "text": "Sys"}]);
-        let m = read(json!({"messages": [{"role": "system", "content": parts}]})).unwrap().input.messages;
-        assert_eq!(m[0]["content"], "Sys");
-        let user = json!({"messages": [{"role": "user", "content": "x-anthropic-billing-header: a=1;"}]});
-        assert_eq!(read(user).unwrap().input.messages[0]["content"], "x-anthropic-billing-header: a=1;");
+        // Wherever the system prompt is, it is the system prompt.
+        let late = json!([user, {"role": "system", "content": line}]);
+        assert_eq!(contents(late, false), [line.as_str(), "Be brief."]);
     }
 
     #[test]

@@ -2,13 +2,16 @@
 
 use crate::config::ServerConfig;
 use crate::error::ServerError;
+use crate::specials::Specials;
 use crate::template::ChatTemplate;
+use crate::transcripts::Transcripts;
 use hearth_core::Backend;
 use hearth_core::backend::ServedModel;
+use hearth_core::tokenizer::Tokenizer;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{Semaphore, watch};
 
@@ -24,6 +27,9 @@ struct Shared {
     config: ServerConfig,
     /// Compiled templates with their sources, the latest last.
     templates: Mutex<Vec<(String, Arc<ChatTemplate>)>>,
+    /// The special tokens of the tokenizers in use.
+    specials: Mutex<Vec<(Weak<Tokenizer>, Arc<Specials>)>>,
+    transcripts: Arc<Transcripts>,
     /// Rendering and tokenizing take a whole core each: no more of them at once than there are cores.
     preparing: Arc<Semaphore>,
     stop: watch::Sender<bool>,
@@ -39,6 +45,8 @@ impl AppState {
             backend,
             config,
             templates: Mutex::new(Vec::new()),
+            specials: Mutex::default(),
+            transcripts: Arc::default(),
             preparing: Arc::new(Semaphore::new(cores)),
             stop: watch::Sender::new(false),
             hasher: RandomState::new(),
@@ -65,6 +73,23 @@ impl AppState {
     pub async fn stopped(&self) {
         // The sender lives as long as `self`, so this only ends by the value.
         let _ = self.0.stop.subscribe().wait_for(|stop| *stop).await;
+    }
+
+    /// What was generated lately.
+    pub(crate) fn transcripts(&self) -> &Arc<Transcripts> {
+        &self.0.transcripts
+    }
+
+    /// The special tokens of a tokenizer.
+    pub(crate) fn specials(&self, tokenizer: &Arc<Tokenizer>) -> Arc<Specials> {
+        let mut known = self.0.specials.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, specials)) = known.iter().find(|(t, _)| std::ptr::eq(t.as_ptr(), Arc::as_ptr(tokenizer))) {
+            return specials.clone();
+        }
+        known.retain(|(t, _)| t.strong_count() > 0);
+        let specials = Arc::new(Specials::new(tokenizer));
+        known.push((Arc::downgrade(tokenizer), specials.clone()));
+        specials
     }
 
     /// A new response id, `prefix-` and 24 hex digits that do not repeat.

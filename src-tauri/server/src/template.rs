@@ -144,6 +144,12 @@ impl ChatTemplate {
         })
     }
 
+    /// Renders to the prompt's text, or not at all: for texts that nobody asked for.
+    pub(crate) fn try_render(&self, input: &RenderInput) -> Option<String> {
+        let strings = || self.render_once(input, &with_string_arguments(&input.messages)?).ok();
+        self.render_once(input, &input.messages).ok().or_else(strings)
+    }
+
     fn render_once(&self, input: &RenderInput, messages: &[Value]) -> Result<String, Error> {
         let mut context = self.special.clone();
         // Hugging Face passes these as None when they are absent, and templates count on that.

@@ -4,7 +4,7 @@
 use hearth_core::backend::{Backend, BoxFuture, Generation, ModelCard, ServedModel};
 use hearth_core::detokenizer::Detokenizer;
 use hearth_core::event::{Delta, Event, Finish, FinishReason, Timings, TokenInfo, Usage};
-use hearth_core::stats::{CacheClear, CacheFlush, Health, ModelStats, STATS_VERSION, Stats};
+use hearth_core::stats::{CacheClear, CacheFlush, CacheStats, Health, ModelStats, STATS_VERSION, Stats};
 use hearth_core::stop::StopMatcher;
 use hearth_core::tokenizer::Tokenizer;
 use hearth_core::{EngineError, GenerateRequest};
@@ -58,6 +58,7 @@ pub struct ScriptedBackend {
     answer: Box<Answer>,
     refusal: Mutex<Option<EngineError>>,
     health: Mutex<Health>,
+    cache: Mutex<(CacheStats, CacheFlush)>,
     requests: Mutex<Vec<GenerateRequest>>,
     counts: Arc<Counts>,
     ids: AtomicU64,
@@ -89,6 +90,7 @@ impl ScriptedBackend {
             model: Arc::new(model),
             answer: Box::new(answer),
             refusal: Mutex::default(),
+            cache: Mutex::new((CacheStats::default(), CacheFlush { entries: 3, bytes: 4096, failed: Vec::new() })),
             requests: Mutex::default(),
             counts: Arc::default(),
             ids: AtomicU64::new(0),
@@ -109,6 +111,11 @@ impl ScriptedBackend {
     /// What `/health` says from now on.
     pub fn set_health(&self, health: Health) {
         *lock(&self.health) = health;
+    }
+
+    /// What the prompt cache's figures are from now on, and what a flush of it answers.
+    pub fn set_cache(&self, stats: CacheStats, flush: CacheFlush) {
+        *lock(&self.cache) = (stats, flush);
     }
 
     /// Every request submitted so far.
@@ -180,11 +187,12 @@ impl Backend for ScriptedBackend {
     fn stats(&self) -> Stats {
         let m = &self.model;
         let model = ModelStats { id: m.id.clone(), context: m.context, ..ModelStats::default() };
-        Stats { version: STATS_VERSION, model: Some(model), max_rows: 8, ..Stats::default() }
+        let cache = lock(&self.cache).0.clone();
+        Stats { version: STATS_VERSION, model: Some(model), max_rows: 8, cache, ..Stats::default() }
     }
 
     fn flush_cache(&self) -> BoxFuture<'_, Result<CacheFlush, EngineError>> {
-        Box::pin(std::future::ready(Ok(CacheFlush { entries: 3, bytes: 4096, failed: Vec::new() })))
+        Box::pin(std::future::ready(Ok(lock(&self.cache).1.clone())))
     }
 
     fn clear_cache(&self) -> BoxFuture<'_, Result<CacheClear, EngineError>> {
@@ -357,8 +365,20 @@ pub fn model() -> ServedModel {
 ///
 /// # Panics
 /// Never: the JSON is fixed.
-#[allow(clippy::expect_used)]
 pub fn tokenizer(bos: bool) -> Tokenizer {
+    merging_tokenizer(bos, &[])
+}
+
+/// Id of the first merged token of a [`merging_tokenizer`].
+pub const MERGED: u32 = 263;
+
+/// As [`tokenizer`], and two tokens that stand side by side become one for each of these pairs, the first pair going
+/// first: a text then has several spellings in tokens, of which the tokenizer knows one.
+///
+/// # Panics
+/// When a pair is made of tokens that do not exist.
+#[allow(clippy::expect_used)]
+pub fn merging_tokenizer(bos: bool, pairs: &[(&str, &str)]) -> Tokenizer {
     let printable = |b: u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let mut other = 0x100u32;
     let mut vocab = serde_json::Map::new();
@@ -372,6 +392,12 @@ pub fn tokenizer(bos: bool) -> Tokenizer {
         vocab.insert(char::from_u32(code).unwrap_or_default().to_string(), b.into());
     }
     let names = ["<|end|>", "<s>", "<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
+    // In the vocabulary as well: a tokenizer gives other ids to tokens that are only added.
+    vocab.extend(names.iter().zip(EOS..).map(|(name, id)| ((*name).to_owned(), id.into())));
+    for ((a, b), id) in pairs.iter().zip(MERGED..) {
+        vocab.insert(format!("{a}{b}"), id.into());
+    }
+    let merges: Vec<Value> = pairs.iter().map(|(a, b)| json!([a, b])).collect();
     let added: Vec<Value> = (EOS..)
         .zip(names)
         .map(|(id, content)| {
@@ -390,7 +416,7 @@ pub fn tokenizer(bos: bool) -> Tokenizer {
         "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-                  "vocab": vocab, "merges": []},
+                  "vocab": vocab, "merges": merges},
     });
     Tokenizer::from_json(json.to_string().as_bytes(), Path::new("tokenizer.json")).expect("a fixed tokenizer")
 }

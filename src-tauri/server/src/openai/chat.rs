@@ -11,6 +11,8 @@ use crate::params::{Common, Fields};
 use crate::prompt::ChatPrompt;
 use crate::sse::Frames;
 use crate::state::{AppState, now};
+use crate::tokens::{self, Tokens};
+use crate::transcripts::Recorder;
 use axum::extract::State;
 use axum::response::Response;
 use hearth_core::GenerateRequest;
@@ -24,7 +26,7 @@ pub(crate) async fn create(
     State(state): State<AppState>,
     JsonObject(body): JsonObject,
 ) -> Result<Response, ServerError> {
-    let request = ChatRequest::read(&body)?;
+    let request = ChatRequest::read(&body, state.config().keep_client_headers)?;
     respond(&state, request.common.stream, start(state.clone(), request)).await
 }
 
@@ -37,9 +39,9 @@ struct ChatRequest {
 }
 
 impl ChatRequest {
-    fn read(body: &Map<String, Value>) -> Result<Self, ServerError> {
+    fn read(body: &Map<String, Value>, keep_headers: bool) -> Result<Self, ServerError> {
         let f = Fields::new(body);
-        let prompt = ChatPrompt::read(f)?;
+        let prompt = ChatPrompt::read(f, keep_headers)?;
         let common = Common::read(f)?;
         let (old, new) = (f.count("max_tokens", 1)?, f.count("max_completion_tokens", 1)?);
         response_format(f)?;
@@ -76,9 +78,9 @@ async fn start(state: AppState, request: ChatRequest) -> Result<(Running, ChatEn
     let (s, m) = (state.clone(), model.clone());
     let work = move || {
         let template = s.template(&m, prompt.has_tools())?;
-        prompt.tokens(&template, &m)
+        tokens::chat(&s, &m, prompt.render(&template)?)
     };
-    let prompt = state.prepare(work).await?;
+    let Tokens { ids: prompt, boundaries, memo } = state.prepare(work).await?;
     let encoder = ChatEncoder {
         id: state.response_id("chatcmpl"),
         created: now(),
@@ -90,8 +92,9 @@ async fn start(state: AppState, request: ChatRequest) -> Result<(Running, ChatEn
         model: model.clone(),
     };
     let (stop, ignore_eos) = (common.stop, common.ignore_eos);
-    let row = GenerateRequest { prompt, max_tokens, sampling, stop, logprobs, ignore_eos, boundaries: Vec::new() };
-    let running = Running::start(state.backend().as_ref(), &model, vec![row]).await?;
+    let recorder = Recorder::new(state.transcripts().clone(), model.clone(), memo, &prompt);
+    let row = GenerateRequest { prompt, max_tokens, sampling, stop, logprobs, ignore_eos, boundaries };
+    let running = Running::start(state.backend().as_ref(), &model, vec![(row, Some(recorder))]).await?;
     Ok((running, encoder))
 }
 

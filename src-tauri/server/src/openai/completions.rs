@@ -6,9 +6,10 @@ use crate::body::JsonObject;
 use crate::error::ServerError;
 use crate::generate::{Collected, Encoder, Running, respond};
 use crate::params::{Common, Fields};
-use crate::prompt::{encode, plain_tokens};
 use crate::sse::Frames;
 use crate::state::{AppState, now};
+use crate::tokens::{self, Tokens, encode};
+use crate::transcripts::{Memo, Recorder};
 use axum::extract::State;
 use axum::response::Response;
 use hearth_core::backend::ServedModel;
@@ -109,13 +110,22 @@ fn prompts(f: Fields<'_>) -> Result<Vec<Prompt>, ServerError> {
     Ok(prompts)
 }
 
-/// Token ids of a prompt, at least one, all of them in the model's vocabulary.
-fn tokens(prompt: &Prompt, suffix: Option<&str>, model: &ServedModel) -> Result<Vec<u32>, ServerError> {
+/// Token ids of a prompt, at least one, all of them in the model's vocabulary; and what remembering its answer needs,
+/// where the prompt is a text that a later one may begin with.
+fn prompt_ids(
+    state: &AppState,
+    prompt: &Prompt,
+    suffix: Option<&str>,
+    model: &ServedModel,
+) -> Result<(Vec<u32>, Option<Memo>), ServerError> {
     let tokenizer = &model.tokenizer;
-    let mut ids = match (prompt, suffix) {
-        (Prompt::Text(text), None) => plain_tokens(tokenizer, text)?,
-        (Prompt::Text(text), Some(_)) => encode(tokenizer, text, false)?,
-        (Prompt::Ids(ids), _) => ids.clone(),
+    let (mut ids, memo) = match (prompt, suffix) {
+        (Prompt::Text(text), None) => {
+            let Tokens { ids, memo, .. } = tokens::plain(state, model, text)?;
+            (ids, Some(memo))
+        }
+        (Prompt::Text(text), Some(_)) => (encode(tokenizer, text, false)?, None),
+        (Prompt::Ids(ids), _) => (ids.clone(), None),
     };
     if let Some(suffix) = suffix {
         let [before, between, after] = fim_tokens(tokenizer).ok_or_else(|| {
@@ -135,7 +145,7 @@ fn tokens(prompt: &Prompt, suffix: Option<&str>, model: &ServedModel) -> Result<
             "`prompt` is empty, and this model has no beginning-of-text token to start from; give it some text";
         return Err(ServerError::param("prompt", message));
     }
-    Ok(ids)
+    Ok((ids, memo))
 }
 
 fn fim_tokens(tokenizer: &Tokenizer) -> Option<[u32; 3]> {
@@ -148,10 +158,10 @@ async fn start(state: AppState, request: CompletionRequest) -> Result<(Running, 
     let CompletionRequest { common, prompts, suffix, echo, max_tokens, logprobs } = request;
     let model = state.backend().resolve(common.model.as_deref()).await?;
     let sampling = common.sampling(&model)?;
-    let m = model.clone();
-    let work = move || -> Result<Vec<(Vec<u32>, String)>, ServerError> {
+    let (s, m) = (state.clone(), model.clone());
+    let work = move || -> Result<Vec<((Vec<u32>, Option<Memo>), String)>, ServerError> {
         let each = prompts.into_iter().map(|prompt| {
-            let ids = tokens(&prompt, suffix.as_deref(), &m)?;
+            let ids = prompt_ids(&s, &prompt, suffix.as_deref(), &m)?;
             let echoed = match prompt {
                 _ if !echo => String::new(),
                 Prompt::Text(text) => text,
@@ -161,7 +171,8 @@ async fn start(state: AppState, request: CompletionRequest) -> Result<(Running, 
         });
         each.collect()
     };
-    let (prompts, echoes): (Vec<Vec<u32>>, Vec<String>) = state.prepare(work).await?.into_iter().unzip();
+    let (prompts, echoes): (Vec<_>, Vec<String>) = state.prepare(work).await?.into_iter().unzip();
+    let (prompts, memos): (Vec<Vec<u32>>, Vec<Option<Memo>>) = prompts.into_iter().unzip();
     let encoder = CompletionEncoder {
         id: state.response_id("cmpl"),
         created: now(),
@@ -183,14 +194,18 @@ async fn start(state: AppState, request: CompletionRequest) -> Result<(Running, 
         }
         return Ok((Running::nothing(prompts.iter().map(Vec::len)), encoder));
     }
-    let rows = prompts.into_iter().map(|prompt| GenerateRequest {
-        prompt,
-        max_tokens: Some(max_tokens),
-        sampling: sampling.clone(),
-        stop: common.stop.clone(),
-        logprobs,
-        ignore_eos: common.ignore_eos,
-        boundaries: Vec::new(),
+    let rows = prompts.into_iter().zip(memos).map(|(prompt, memo)| {
+        let recorder = memo.map(|memo| Recorder::new(state.transcripts().clone(), model.clone(), memo, &prompt));
+        let row = GenerateRequest {
+            prompt,
+            max_tokens: Some(max_tokens),
+            sampling: sampling.clone(),
+            stop: common.stop.clone(),
+            logprobs,
+            ignore_eos: common.ignore_eos,
+            boundaries: Vec::new(),
+        };
+        (row, recorder)
     });
     let running = Running::start(state.backend().as_ref(), &model, rows.collect()).await?;
     Ok((running, encoder))
