@@ -18,6 +18,12 @@ pub enum Error {
         /// The layer's kind.
         layer: &'static str,
     },
+    /// A cached state is not what this model's layers keep.
+    #[error("a cached state does not fit the model: found {found}")]
+    Stored {
+        /// What was found.
+        found: String,
+    },
 }
 
 /// The engine's result.
@@ -28,7 +34,7 @@ impl From<Error> for EngineError {
         match e {
             Error::Mlx(e) => EngineError::Compute { message: e.to_string() },
             Error::Model(e) => EngineError::ModelUnusable(e),
-            e @ Error::WrongCache { .. } => EngineError::Compute { message: e.to_string() },
+            e @ (Error::WrongCache { .. } | Error::Stored { .. }) => EngineError::Compute { message: e.to_string() },
         }
     }
 }

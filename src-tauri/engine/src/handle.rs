@@ -1,5 +1,6 @@
 //! The engine as the rest of Hearth sees it: a handle that is Send and Clone, and the `Backend` of the server.
 
+use crate::disk::{Disk, DiskOptions};
 use crate::loader::{self, Loader};
 use crate::row::Submitted;
 use crate::worker::{Command, Worker, prepare_device};
@@ -163,8 +164,12 @@ impl Engine {
 /// and its model loaded again.
 fn supervise(options: &EngineOptions, loader: &Loader, shared: &Shared, commands: &Receiver<Command>) {
     let mut reload: Option<(PathBuf, String)> = None;
+    let disk = match &options.cache {
+        CacheOptions { dir: Some(dir), ssd, .. } if *ssd > 0 => Some(Disk::open(DiskOptions::new(dir, *ssd))),
+        _ => None,
+    };
     loop {
-        let mut worker = Worker::new(options, loader, shared, commands);
+        let mut worker = Worker::new(options, loader, shared, commands, disk.as_ref());
         if let Some((dir, id)) = reload.take() {
             worker.load_now(&dir, &id);
         }

@@ -4,11 +4,16 @@
 //! the server talks to. Nothing outside this crate ever holds an MLX array.
 
 mod cache;
+#[allow(dead_code, unused_imports)]
+mod disk;
 mod error;
 mod handle;
 mod layers;
+mod ledger;
 mod loader;
 mod models;
+mod namespace;
+mod prompt_cache;
 mod row;
 mod sampler;
 mod scheduler;

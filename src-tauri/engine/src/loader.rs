@@ -1,11 +1,14 @@
 //! From a folder to a model that can answer: config, weights, tokenizer and templates, each checked against the
 //! others. Nothing half-loaded stays behind: an error drops everything that was read.
 
+use crate::disk::Namespace;
 use crate::error::{Error, Result};
 use crate::models::{self, Model};
+use crate::namespace;
 use crate::weights::{Progress, Weights};
 use hearth_core::config::{ModelConfig, read_json, token_ids};
-use hearth_core::layout::CacheLayout;
+use hearth_core::kv_policy::{GROUP, KvPolicy};
+use hearth_core::layout::{CacheLayout, LayerLayout};
 use hearth_core::tokenizer::Tokenizer;
 use hearth_core::{CoreError, ServedModel};
 use hearth_mlx::Device;
@@ -26,37 +29,47 @@ pub struct Loaded {
     pub weight_bytes: u64,
     /// Ids that XTC never drops: end of sequence and newline.
     pub xtc_exempt: Vec<u32>,
+    /// Whose state its rows compute.
+    pub namespace: Namespace,
+    /// Bits of each layer's keys and values, where they are quantized.
+    pub kv_bits: Vec<Option<u8>>,
+}
+
+/// What may be asked of a load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LoadOptions {
+    /// Limits the context below what the config allows, in tokens.
+    pub context: Option<usize>,
+    /// Keys and values in this many bits, for layers that the model's `kv_config.json` does not speak of.
+    pub kv_bits: Option<u8>,
 }
 
 /// How the engine gets its models. The real one is [`load`]; tests put faulty ones in its place.
-pub type Loader = Box<dyn Fn(&Path, &str, Option<usize>, Progress<'_>) -> Result<Loaded> + Send>;
+pub type Loader = Box<dyn Fn(&Path, &str, LoadOptions, Progress<'_>) -> Result<Loaded> + Send>;
 
-/// Loads the model in this folder. `context` limits the context below what the config allows.
+/// Loads the model in this folder.
 ///
 /// # Errors
 /// [`CoreError`] naming the file, what was expected and what was found.
-pub fn load(dir: &Path, id: &str, context: Option<usize>, progress: Progress<'_>) -> Result<Loaded> {
-    load_for(hearth_mlx::device()?, dir, id, context, progress)
+pub fn load(dir: &Path, id: &str, options: LoadOptions, progress: Progress<'_>) -> Result<Loaded> {
+    load_for(hearth_mlx::device()?, dir, id, options, progress)
 }
 
 /// [`load`], laid out for a device of this kind whatever the real one is: a CPU can run a GPU's layout, slowly.
 ///
 /// # Errors
 /// As [`load`].
-pub fn load_for(
-    device: Device,
-    dir: &Path,
-    id: &str,
-    context: Option<usize>,
-    progress: Progress<'_>,
-) -> Result<Loaded> {
+pub fn load_for(device: Device, dir: &Path, id: &str, options: LoadOptions, progress: Progress<'_>) -> Result<Loaded> {
     let folder = hearth_library::folder::open(dir).map_err(|e| CoreError::Folder(e.to_string()))?;
     let config_file = dir.join("config.json");
     let config = ModelConfig::read(&config_file)?;
+    let layout = config.cache_layout();
+    let policy = KvPolicy::for_model(dir, layout.layers.len(), options.kv_bits)?;
+    let namespace = namespace::of_model(&folder, device, &policy)?;
     let before = hearth_mlx::active_memory()?;
     // The tokenizer takes as long to parse as a small model's weights to load: do both at once.
     let (served, model) = std::thread::scope(|scope| {
-        let texts = scope.spawn(|| served(dir, id, context, &config));
+        let texts = scope.spawn(|| served(dir, id, options.context, &config));
         let mut weights = Weights::new(&folder, config.quantization.clone(), device, progress);
         let model = models::load(&config, &mut weights);
         let served = texts.join().unwrap_or_else(|_| Err(broken_tokenizer(dir)));
@@ -66,7 +79,27 @@ pub fn load_for(
     let newline = served.tokenizer.encode("\n", false).unwrap_or_default();
     let xtc_exempt = served.eos.iter().chain(newline.last()).copied().collect();
     let weight_bytes = hearth_mlx::active_memory()?.saturating_sub(before) as u64;
-    Ok(Loaded { model, layout: config.cache_layout(), served: Arc::new(served), weight_bytes, xtc_exempt })
+    let kv_bits = kv_bits(&policy, &layout);
+    Ok(Loaded { model, layout, served: Arc::new(served), weight_bytes, xtc_exempt, namespace, kv_bits })
+}
+
+/// Which layers keep their keys and values quantized: those that are asked to, and whose heads are whole groups.
+/// Sliding windows and recurrent states are small and stay as they are.
+fn kv_bits(policy: &KvPolicy, layout: &CacheLayout) -> Vec<Option<u8>> {
+    let mut unfit = 0;
+    let bits = layout.layers.iter().enumerate().map(|(n, layer)| match layer {
+        LayerLayout::Full { head_dim, .. } if head_dim % GROUP == 0 => policy.layer(n),
+        LayerLayout::Full { .. } => policy.layer(n).and_then(|_| {
+            unfit += 1;
+            None
+        }),
+        LayerLayout::Sliding { .. } | LayerLayout::Recurrent { .. } => None,
+    });
+    let bits = bits.collect();
+    if unfit > 0 {
+        tracing::warn!("{unfit} layers keep their keys and values as computed: their heads are no multiple of {GROUP}");
+    }
+    bits
 }
 
 fn broken_tokenizer(dir: &Path) -> Error {

@@ -2,7 +2,7 @@
 
 use crate::cache::LayerCache;
 use crate::error::Result;
-use crate::loader::{self, Loaded};
+use crate::loader::{self, LoadOptions, Loaded};
 use crate::step::{Segment, Step};
 use hearth_mlx::{Device, Tensor, eval};
 use std::path::Path;
@@ -18,7 +18,7 @@ impl Probe {
     /// # Errors
     /// As for serving it.
     pub fn load(dir: &Path) -> Result<Self> {
-        Ok(Probe { loaded: loader::load(dir, "probe", None, &mut |_| {})? })
+        Ok(Probe { loaded: loader::load(dir, "probe", LoadOptions::default(), &mut |_| {})? })
     }
 
     /// Loads the model laid out as on a GPU (weights as stored, fused rotation, fused attention for every step), on
@@ -27,7 +27,7 @@ impl Probe {
     /// # Errors
     /// As for serving it.
     pub fn load_for_gpu(dir: &Path) -> Result<Self> {
-        Ok(Probe { loaded: loader::load_for(Device::Gpu, dir, "probe", None, &mut |_| {})? })
+        Ok(Probe { loaded: loader::load_for(Device::Gpu, dir, "probe", LoadOptions::default(), &mut |_| {})? })
     }
 
     /// Logits at every position, `[prompt, vocab]` row-major, computed `chunk` tokens at a time.

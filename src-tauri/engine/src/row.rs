@@ -2,6 +2,7 @@
 //! asked. Everything here is about one row; rows know nothing of each other.
 
 use crate::cache::LayerCache;
+use crate::prompt_cache::{Attachment, Lent};
 use crate::sampler::RowSampler;
 use hearth_core::detokenizer::Detokenizer;
 use hearth_core::event::{Delta, Finish, Timings, TokenInfo, Usage};
@@ -50,6 +51,8 @@ pub struct Row {
     pub request: GenerateRequest,
     /// One cache per layer.
     pub caches: Vec<LayerCache>,
+    /// What else belongs to the state that it went on from.
+    pub attachments: Vec<Attachment>,
     /// Draws its tokens.
     pub sampler: RowSampler,
     /// Prompt tokens computed.
@@ -59,7 +62,11 @@ pub struct Row {
     /// Tokens dispatched, read or not.
     pub sampled: usize,
     /// Tokens read.
-    pub generated: usize,
+    pub ids: Vec<u32>,
+    /// Prompt lengths at which the prompt cache keeps the state, ascending.
+    pub keep_at: Vec<usize>,
+    /// Prompt tokens that a cache already held.
+    cached: usize,
     max_tokens: usize,
     detokenizer: Detokenizer,
     stop: StopMatcher,
@@ -73,19 +80,22 @@ pub struct Row {
 }
 
 impl Row {
-    /// Admits a request.
-    pub fn new(from: Submitted, caches: Vec<LayerCache>, sampler: RowSampler, context: usize) -> Self {
+    /// Admits a request whose first `cached` prompt tokens are in `state`.
+    pub fn new(from: Submitted, state: Lent, cached: usize, sampler: RowSampler, context: usize) -> Self {
         let room = context.saturating_sub(from.request.prompt.len());
         let mut row = Row {
             max_tokens: from.request.max_tokens.unwrap_or(room).min(room),
             stop: StopMatcher::new(&from.request.stop),
             request: from.request,
-            caches,
+            caches: state.caches,
+            attachments: state.attachments,
             sampler,
-            prefilled: 0,
+            prefilled: cached,
             next: None,
             sampled: 0,
-            generated: 0,
+            ids: Vec::new(),
+            keep_at: Vec::new(),
+            cached,
             detokenizer: Detokenizer::default(),
             unsent: Vec::new(),
             events: from.events,
@@ -95,7 +105,7 @@ impl Row {
             admitted: Instant::now(),
             first_token: None,
         };
-        row.send(Event::Admitted { cached_tokens: 0 });
+        row.send(Event::Admitted { cached_tokens: cached });
         row
     }
 
@@ -124,10 +134,18 @@ impl Row {
         self.caches.iter().map(|c| c.bytes() as u64).sum()
     }
 
+    /// The tokens that the caches hold the state of; `None` where that is nothing, or not known yet.
+    pub fn cached_sequence(&self) -> Option<Vec<u32>> {
+        let offset = self.caches.first()?.offset();
+        let known = self.request.prompt.iter().chain(&self.ids).copied();
+        let tokens: Vec<u32> = known.take(offset).collect();
+        (offset > 0 && tokens.len() == offset).then_some(tokens)
+    }
+
     /// Decode speed so far in tokens per second.
     pub fn tokens_per_s(&self) -> f64 {
         let seconds = self.first_token.map_or(0.0, |t| t.elapsed().as_secs_f64());
-        if seconds > 0.0 { self.generated.saturating_sub(1) as f64 / seconds } else { 0.0 }
+        if seconds > 0.0 { self.ids.len().saturating_sub(1) as f64 / seconds } else { 0.0 }
     }
 
     /// Tells how far the prompt is.
@@ -140,7 +158,7 @@ impl Row {
     pub fn take(&mut self, token: TokenInfo, model: &ServedModel) -> Outcome {
         let id = token.id;
         self.first_token.get_or_insert_with(Instant::now);
-        self.generated += 1;
+        self.ids.push(id);
         self.unsent.push(token);
         if !self.request.ignore_eos && model.eos.contains(&id) {
             self.finish(FinishReason::Stop);
@@ -154,7 +172,7 @@ impl Row {
             self.end(FinishReason::Stop, Some(stop));
             return Outcome::Finished;
         }
-        if self.generated >= self.max_tokens {
+        if self.ids.len() >= self.max_tokens {
             self.release(released);
             self.finish(FinishReason::Length);
             return Outcome::Finished;
@@ -187,8 +205,11 @@ impl Row {
 
     fn end(&mut self, reason: FinishReason, stop: Option<String>) {
         let first = self.first_token.unwrap_or_else(Instant::now);
-        let usage =
-            Usage { prompt_tokens: self.request.prompt.len(), cached_tokens: 0, completion_tokens: self.generated };
+        let usage = Usage {
+            prompt_tokens: self.request.prompt.len(),
+            cached_tokens: self.cached,
+            completion_tokens: self.ids.len(),
+        };
         let timings = Timings {
             queued_s: (self.admitted - self.submitted).as_secs_f64(),
             prefill_s: (first - self.admitted).as_secs_f64(),

@@ -1,5 +1,5 @@
-//! Who runs next, decided over integers: no MLX, no clocks, no channels. Three verbs: `add` a request, `plan` the
-//! next round, tell what happened (`prefilled`, `remove`).
+//! Who runs next, decided over integers: no MLX, no clocks, no channels. Four verbs: `add` a request, `admit` those
+//! that get a row (and say where each `start`s), `plan` the next round, tell what happened (`prefilled`, `remove`).
 //!
 //! A round is at most one prefill chunk, shared first come first served by the rows that still have prompt left,
 //! and one decode step of all rows that are past their prompt.
@@ -30,13 +30,24 @@ struct Active {
     id: u64,
     prompt: usize,
     done: usize,
+    /// Where chunks have to end, ascending.
+    stops: Vec<usize>,
+    /// Holds its place and is not computed yet: its state is being read.
+    held: bool,
+}
+
+impl Active {
+    /// Prompt tokens that one chunk may take.
+    fn chunk(&self, budget: usize) -> usize {
+        let left = self.prompt - self.done;
+        let until_stop = self.stops.iter().find(|&&stop| stop > self.done).map_or(left, |stop| stop - self.done);
+        left.min(until_stop).min(budget)
+    }
 }
 
 /// What one round does.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Round {
-    /// Rows that leave the queue, in order.
-    pub admit: Vec<u64>,
     /// Prompt tokens to compute: row and how many, in order.
     pub prefill: Vec<(u64, usize)>,
     /// Rows that decode one token.
@@ -62,24 +73,39 @@ impl Scheduler {
         self.waiting.push_back((id, prompt));
     }
 
+    /// Takes requests out of the queue while there are rows for them, in order. Each is held until it is started.
+    pub fn admit(&mut self) -> Vec<u64> {
+        let mut admitted = Vec::new();
+        while self.active.len() < self.limits.max_rows {
+            let Some((id, prompt)) = self.waiting.pop_front() else { break };
+            self.active.push(Active { id, prompt, done: 0, stops: Vec::new(), held: true });
+            admitted.push(id);
+        }
+        admitted
+    }
+
+    /// Lets an admitted row run, with its first `done` prompt tokens computed. Its chunks end at `stops` (ascending),
+    /// at least.
+    pub fn start(&mut self, id: u64, done: usize, stops: Vec<usize>) {
+        if let Some(row) = self.active.iter_mut().find(|a| a.id == id) {
+            (row.done, row.stops, row.held) = (done.min(row.prompt), stops, false);
+        }
+    }
+
     /// Decides the next round. `prefill_rate` is the measured speed in tokens per second, if known; `can_decode`
     /// says whether a row takes part in this step (a client that does not read pauses its own row).
     pub fn plan(&mut self, prefill_rate: Option<f64>, mut can_decode: impl FnMut(u64) -> bool) -> Round {
         let mut round = Round::default();
-        while self.active.len() < self.limits.max_rows {
-            let Some((id, prompt)) = self.waiting.pop_front() else { break };
-            self.active.push(Active { id, prompt, done: 0 });
-            round.admit.push(id);
-        }
-        round.decode = self.active.iter().filter(|a| a.done == a.prompt && can_decode(a.id)).map(|a| a.id).collect();
+        let runs = self.active.iter().filter(|a| !a.held);
+        round.decode = runs.clone().filter(|a| a.done == a.prompt && can_decode(a.id)).map(|a| a.id).collect();
         let fits = |ms: u64, unknown| prefill_rate.map_or(unknown, |rate| (rate * ms as f64 / 1000.0) as usize);
         let fits = match round.decode.is_empty() {
             true => fits(self.limits.lone_chunk_ms, FIRST_CHUNK),
             false => fits(self.limits.chunk_ms, 0),
         };
         let mut budget = fits.clamp(self.limits.least_chunk.min(self.limits.chunk), self.limits.chunk);
-        for row in self.active.iter().filter(|a| a.done < a.prompt) {
-            let n = (row.prompt - row.done).min(budget);
+        for row in runs.filter(|a| a.done < a.prompt) {
+            let n = row.chunk(budget);
             if n == 0 {
                 break;
             }
@@ -132,21 +158,48 @@ mod tests {
         for (id, prompt) in [(1, 5), (2, 30), (3, 1), (4, 9)] {
             s.add(id, prompt);
         }
+        assert_eq!(admit(&mut s), [1, 2, 3]);
         let round = s.plan(None, |_| true);
-        assert_eq!(round.admit, [1, 2, 3]);
         assert_eq!(round.prefill, [(1, 5), (2, 15)]);
         assert!(s.prefilled(1, 5) && !s.prefilled(2, 15));
         let round = s.plan(Some(20.0), |_| true);
         assert_eq!(round.decode, [1]);
         assert_eq!(round.prefill, [(2, 6)], "300 ms at 20 tokens/s while row 1 decodes");
         s.remove(1);
-        assert_eq!(s.plan(None, |_| true).admit, [4], "a freed row is taken at once");
+        assert_eq!(admit(&mut s), [4], "a freed row is taken at once");
+    }
+
+    #[test]
+    fn a_held_row_keeps_its_place_and_a_started_one_begins_where_it_is_told() {
+        let mut s = Scheduler::new(LIMITS);
+        s.add(1, 30);
+        s.add(2, 10);
+        assert_eq!(s.admit(), [1, 2]);
+        assert_eq!(s.plan(None, |_| true), Round::default());
+        s.start(2, 9, vec![]);
+        assert_eq!(s.plan(None, |_| true).prefill, [(2, 1)]);
+        s.start(1, 12, vec![8, 15, 29]);
+        assert_eq!(s.plan(None, |_| true).prefill, [(1, 3), (2, 1)], "a chunk ends at a stop");
+        s.prefilled(1, 3);
+        assert_eq!(s.plan(None, |_| true).prefill, [(1, 14), (2, 1)]);
+        s.prefilled(1, 14);
+        assert_eq!(s.plan(None, |_| true).prefill, [(1, 1), (2, 1)]);
+    }
+
+    /// Admits and starts at once, from nothing.
+    fn admit(s: &mut Scheduler) -> Vec<u64> {
+        let admitted = s.admit();
+        for &id in &admitted {
+            s.start(id, 0, Vec::new());
+        }
+        admitted
     }
 
     #[test]
     fn a_lone_chunk_is_bounded_in_time_too() {
         let mut s = Scheduler::new(LIMITS);
         s.add(1, 100);
+        admit(&mut s);
         assert_eq!(s.plan(None, |_| true).prefill, [(1, 20)]);
         assert_eq!(s.plan(Some(7.0), |_| true).prefill, [(1, 14)], "2 s at 7 tokens/s");
         assert_eq!(s.plan(Some(0.1), |_| true).prefill, [(1, 4)]);
@@ -156,19 +209,21 @@ mod tests {
     fn a_paused_row_does_not_decode_and_does_not_shrink_the_chunk() {
         let mut s = Scheduler::new(LIMITS);
         s.add(1, 1);
-        s.plan(None, |_| true);
+        admit(&mut s);
         s.prefilled(1, 1);
         s.add(2, 50);
+        admit(&mut s);
         let round = s.plan(Some(20.0), |_| false);
         assert_eq!((round.decode.len(), round.prefill), (0, vec![(2, 20)]));
     }
 
     proptest! {
-        /// Any mix of arrivals, cancellations and lengths: every row is served, in order of arrival where it
-        /// matters, nobody waits while a slot is free, and no slot leaks.
+        /// Any mix of arrivals, cancellations, lengths, cached prefixes and stops: every row is served, in order of
+        /// arrival where it matters, nobody waits while a slot is free, no chunk passes a stop, and no slot leaks.
         #[test]
         fn nobody_starves_and_no_slot_leaks(
             rows in proptest::collection::vec((1usize..60, 1usize..12, 0usize..40, proptest::option::of(0usize..60)), 1..30),
+            (cached, stops) in (0usize..60, proptest::collection::btree_set(1usize..60, 0..4)),
             rate in proptest::option::of(1f64..200.0),
         ) {
             let mut s = Scheduler::new(LIMITS);
@@ -190,8 +245,13 @@ mod tests {
                         s.remove(id as u64);
                     }
                 }
+                for id in s.admit() {
+                    let done = cached.min(rows[id as usize].0 - 1);
+                    s.start(id, done, stops.iter().copied().collect());
+                    left.get_mut(&id).unwrap().0 -= done;
+                    admitted.push(id);
+                }
                 let round = s.plan(rate, |_| true);
-                admitted.extend(round.admit.clone());
                 prop_assert!(s.active() <= LIMITS.max_rows);
                 prop_assert!(s.waiting() == 0 || s.active() == LIMITS.max_rows, "a free slot and a waiting row");
                 prop_assert!(round.prefill.iter().map(|p| p.1).sum::<usize>() <= LIMITS.chunk);
@@ -199,6 +259,8 @@ mod tests {
                 for (id, n) in &round.prefill {
                     let row = left.get_mut(id).unwrap();
                     prop_assert!(*n > 0 && *n <= row.0);
+                    let done = rows[*id as usize].0 - row.0;
+                    prop_assert!(!stops.iter().any(|&stop| stop > done && stop < done + n), "past a stop");
                     row.0 -= n;
                     prop_assert_eq!(s.prefilled(*id, *n), row.0 == 0);
                 }

@@ -1,23 +1,30 @@
 //! The engine thread: it alone loads, evaluates, clears and drops arrays.
 //!
-//! One round: take commands → drop cancelled rows → plan and admit → one prefill chunk → dispatch one decode step →
-//! read the step before it → publish. A step's tokens are read only after the next step was dispatched, so that the
+//! One round: take commands → drop cancelled rows → admit → plan → one prefill chunk → dispatch one decode step → read
+//! the step before it → a little of the prompt cache's own work → publish. A step's tokens are read only after the next step was dispatched, so that the
 //! device never waits for the host.
 
+mod admission;
+mod keeping;
+mod spilling;
+
 use crate::cache::LayerCache;
+use crate::disk::Disk;
 use crate::error::Result;
 use crate::handle::{EngineOptions, Shared};
-use crate::loader::{Loaded, Loader};
+use crate::loader::{LoadOptions, Loaded, Loader};
+use crate::prompt_cache::PromptCache;
 use crate::row::{Outcome, Pending, Row, Submitted};
-use crate::sampler::{RowSampler, Sampled};
+use crate::sampler::Sampled;
 use crate::scheduler::{Limits, Round, Scheduler};
 use crate::step::{Segment, Step};
+use admission::Restoring;
 use hearth_core::event::TokenInfo;
-use hearth_core::stats::{CacheClear, CacheFlush, Health, ModelStats, RowStats};
+use hearth_core::stats::{CacheClear, CacheFlush, CacheStats, Health, ModelStats, RowStats};
 use hearth_core::{EngineError, ServedModel};
 use hearth_mlx::{Device, Dtype, Tensor, async_eval, concatenate, eval};
+use spilling::Spilling;
 use std::collections::{BTreeMap, VecDeque};
-use std::hash::{BuildHasher, Hasher};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -51,6 +58,9 @@ const CLEAR_EVERY: u64 = 256;
 const LEAST_MEASURED: usize = 64;
 /// Figures are published this often while rows run.
 const PUBLISH_EVERY: Duration = Duration::from_millis(50);
+
+/// Saving the prompt cache at the end takes at most this long.
+const LONGEST_SAVE: Duration = Duration::from_secs(45);
 
 /// What a load answers.
 pub type LoadResult = std::result::Result<Arc<ServedModel>, EngineError>;
@@ -87,6 +97,10 @@ pub struct Worker<'a> {
     loads: VecDeque<PendingLoad>,
     scheduler: Scheduler,
     in_flight: VecDeque<InFlight>,
+    cache: PromptCache,
+    disk: Option<&'a Disk>,
+    restoring: BTreeMap<u64, Restoring>,
+    spilling: Spilling,
     /// Measured prefill speed in tokens per second.
     prefill_rate: Option<f64>,
     steps: u64,
@@ -102,6 +116,7 @@ impl<'a> Worker<'a> {
         loader: &'a Loader,
         shared: &'a Shared,
         commands: &'a Receiver<Command>,
+        disk: Option<&'a Disk>,
     ) -> Self {
         let limits = Limits {
             max_rows: options.max_rows.max(1),
@@ -123,6 +138,10 @@ impl<'a> Worker<'a> {
             loads: VecDeque::new(),
             scheduler: Scheduler::new(limits),
             in_flight: VecDeque::new(),
+            cache: PromptCache::new(options.cache.ram),
+            disk,
+            restoring: BTreeMap::new(),
+            spilling: Spilling::default(),
             prefill_rate: None,
             steps: 0,
             stalled: false,
@@ -134,10 +153,13 @@ impl<'a> Worker<'a> {
     pub fn run(&mut self) {
         while self.take_commands() {
             self.drop_abandoned();
+            self.admit();
+            self.take_restored();
             let rows = &self.rows;
             let round = self.scheduler.plan(self.prefill_rate, |id| rows.get(&id).is_some_and(Row::wants_token));
-            self.stalled = round == Round::default() && self.in_flight.is_empty();
+            let nothing = round == Round::default() && self.in_flight.is_empty() && self.restoring.is_empty();
             self.run_round(round);
+            self.stalled = !self.spill_some() && nothing;
             self.publish(false);
         }
         for (_, mut row) in std::mem::take(&mut self.rows) {
@@ -146,7 +168,11 @@ impl<'a> Worker<'a> {
         for (_, waiting) in std::mem::take(&mut self.waiting) {
             let _ = waiting.events.try_send(hearth_core::Event::Failed(EngineError::ShuttingDown));
         }
+        for restoring in std::mem::take(&mut self.restoring).into_values() {
+            restoring.fail(EngineError::ShuttingDown);
+        }
         let _ = hearth_mlx::synchronize();
+        self.save(LONGEST_SAVE);
     }
 
     /// Loads a model before the first round.
@@ -167,10 +193,15 @@ impl<'a> Worker<'a> {
             let _ = waiting.events.try_send(hearth_core::Event::Failed(EngineError::EngineLost));
             self.left(id, |totals| totals.failed += 1);
         }
+        for (id, restoring) in std::mem::take(&mut self.restoring) {
+            restoring.fail(EngineError::EngineLost);
+            self.left(id, |totals| totals.failed += 1);
+        }
     }
 
     fn is_idle(&self) -> bool {
-        self.rows.is_empty() && self.waiting.is_empty() && self.draining.is_empty() && self.in_flight.is_empty()
+        let rows = self.rows.is_empty() && self.waiting.is_empty() && self.draining.is_empty();
+        rows && self.restoring.is_empty() && self.in_flight.is_empty() && self.spilling.is_idle()
     }
 
     /// Takes what was asked since the last round; waits where there is nothing else to do. False at the end.
@@ -183,12 +214,10 @@ impl<'a> Worker<'a> {
             }
             let command = if self.is_idle() {
                 self.publish(true);
-                match self.commands.recv_timeout(SETTLE) {
-                    Err(RecvTimeoutError::Timeout) => {
-                        self.rest();
-                        self.commands.recv().map_err(|_| TryRecvError::Disconnected)
-                    }
-                    other => other.map_err(|_| TryRecvError::Disconnected),
+                match self.wait() {
+                    Some(command) => command,
+                    // An entry is due to move to disk.
+                    None => return true,
                 }
             } else if std::mem::take(&mut self.stalled) {
                 self.commands.recv_timeout(PAUSE).map_err(|e| match e {
@@ -204,11 +233,30 @@ impl<'a> Worker<'a> {
                     self.scheduler.add(submitted.id, submitted.request.prompt.len());
                     self.waiting.insert(submitted.id, *submitted);
                 }
-                Ok(Command::FlushCache(reply)) => drop(reply.send(CacheFlush::default())),
-                Ok(Command::ClearCache(reply)) => drop(reply.send(CacheClear::default())),
+                Ok(Command::FlushCache(reply)) => self.flush_prompt_cache(reply),
+                Ok(Command::ClearCache(reply)) => drop(reply.send(self.clear_prompt_cache())),
                 Err(TryRecvError::Empty) => return true,
                 Ok(Command::Shutdown) | Err(TryRecvError::Disconnected) => return false,
             }
+        }
+    }
+
+    /// Waits for a command while nothing else is to do; `None` when the prompt cache has something to do.
+    fn wait(&mut self) -> Option<std::result::Result<Command, TryRecvError>> {
+        let settled = match self.commands.recv_timeout(SETTLE) {
+            Err(RecvTimeoutError::Timeout) => {
+                self.rest();
+                match self.next_demotion() {
+                    Some(due) => self.commands.recv_timeout(due),
+                    None => self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                }
+            }
+            other => other,
+        };
+        match settled {
+            Ok(command) => Some(Ok(command)),
+            Err(RecvTimeoutError::Disconnected) => Some(Err(TryRecvError::Disconnected)),
+            Err(RecvTimeoutError::Timeout) => None,
         }
     }
 
@@ -219,13 +267,17 @@ impl<'a> Worker<'a> {
     }
 
     fn load(&mut self, dir: &std::path::Path, id: &str) -> LoadResult {
+        // What another model computed is of no use to this one, and its memory is needed now.
+        self.save(LONGEST_SAVE);
+        self.cache.clear();
         self.model = None;
         self.padding = None;
         let _ = hearth_mlx::clear_cache();
         let started = Instant::now();
         self.shared.set_loading(id, 0);
         let mut progress = |share: f64| self.shared.set_loading(id, (share * 100.0) as u8);
-        let loaded = (self.loader)(dir, id, self.options.context, &mut progress)
+        let asked = LoadOptions { context: self.options.context, kv_bits: self.options.cache.kv_bits };
+        let loaded = (self.loader)(dir, id, asked, &mut progress)
             .and_then(|loaded| Ok((padding(&loaded.served)?, loaded)))
             .map_err(EngineError::from);
         match loaded {
@@ -269,10 +321,17 @@ impl<'a> Worker<'a> {
         let over = |row: &Row| row.is_abandoned() || row.paused_for() > longest;
         let gone: Vec<u64> = self.rows.iter().filter(|(_, row)| over(row)).map(|(id, _)| *id).collect();
         for id in gone {
-            self.rows.remove(&id);
+            if let Some(mut row) = self.rows.remove(&id) {
+                self.keep(&mut row);
+            }
             self.left(id, |totals| totals.cancelled += 1);
         }
         self.draining.retain_mut(|row| !row.flush() && !over(row));
+        let gone: Vec<u64> = self.restoring.iter().filter(|(_, r)| r.is_abandoned()).map(|(id, _)| *id).collect();
+        for id in gone {
+            self.restoring.remove(&id);
+            self.left(id, |totals| totals.cancelled += 1);
+        }
         let over = |w: &Submitted| w.events.is_closed() || w.at.elapsed() > LONGEST_WAIT;
         let gone: Vec<u64> = self.waiting.iter().filter(|(_, w)| over(w)).map(|(id, _)| *id).collect();
         for id in gone {
@@ -293,11 +352,6 @@ impl<'a> Worker<'a> {
     }
 
     fn run_round(&mut self, round: Round) {
-        for id in round.admit {
-            if let Some(submitted) = self.waiting.remove(&id) {
-                self.admit(submitted);
-            }
-        }
         if !round.prefill.is_empty() {
             // A chunk can take seconds: let it be seen what is computed.
             self.publish(true);
@@ -316,32 +370,6 @@ impl<'a> Worker<'a> {
             let Some(step) = self.in_flight.pop_front() else { break };
             if let Err(e) = self.read(&step) {
                 self.fail(&step.rows, &e.into());
-            }
-        }
-    }
-
-    fn admit(&mut self, submitted: Submitted) {
-        let Some(model) = &self.model else {
-            let _ = submitted.events.try_send(hearth_core::Event::Failed(EngineError::EngineLost));
-            return self.left(submitted.id, |totals| totals.failed += 1);
-        };
-        let (id, request) = (submitted.id, &submitted.request);
-        let sampler = RowSampler::new(
-            &request.sampling,
-            request.logprobs,
-            model.served.vocab_size,
-            &request.prompt,
-            &model.xtc_exempt,
-            fresh_seed(),
-        );
-        match sampler {
-            Ok(sampler) => {
-                let caches = LayerCache::for_layout(&model.layout);
-                self.rows.insert(id, Row::new(submitted, caches, sampler, model.served.context));
-            }
-            Err(e) => {
-                let _ = submitted.events.try_send(hearth_core::Event::Failed(EngineError::from(e)));
-                self.left(id, |totals| totals.failed += 1);
             }
         }
     }
@@ -404,6 +432,9 @@ impl<'a> Worker<'a> {
         let rows = parts.iter().filter_map(|(id, _)| self.rows.get(id));
         let tensors = rows.flat_map(|row| row.caches.iter().flat_map(LayerCache::tensors));
         eval(tensors.chain(self.in_flight.back().map(|step| &*step.tokens)))?;
+        for (id, _) in &parts {
+            self.after_chunk(*id)?;
+        }
         hearth_mlx::clear_cache()?;
         // A few tokens cost as much as many: they say nothing about the speed of a chunk.
         if total >= LEAST_MEASURED {
@@ -513,9 +544,10 @@ impl<'a> Worker<'a> {
             }
             let Some(row) = self.rows.get_mut(id) else { continue };
             read += 1;
-            let first = row.generated == 0;
+            let first = row.ids.is_empty();
             if row.take(token_info(token, report, row.request.logprobs)?, &served) == Outcome::Finished {
-                if let Some(row) = self.rows.remove(id) {
+                if let Some(mut row) = self.rows.remove(id) {
+                    self.keep(&mut row);
                     self.retire(row);
                 }
                 self.left(*id, |totals| totals.finished += 1);
@@ -543,12 +575,15 @@ impl<'a> Worker<'a> {
             .to_owned(),
             prompt_tokens: row.request.prompt.len(),
             prefilled: row.prefilled,
-            generated: row.generated,
+            generated: row.ids.len(),
             tokens_per_s: row.tokens_per_s(),
         });
         let (rows, kv): (Vec<_>, u64) = (rows.collect(), self.rows.values().map(Row::cache_bytes).sum());
         let waiting = self.scheduler.waiting();
+        let mut cache = CacheStats { ram: self.cache.stats(), ssd: self.disk.map(Disk::stats).unwrap_or_default() };
+        cache.ram.bytes += self.spilling_bytes();
         self.shared.update(|state| {
+            state.stats.cache = cache;
             state.stats.rows = rows;
             state.stats.waiting = waiting;
             state.stats.memory.kv = kv;
@@ -576,11 +611,6 @@ fn padding(model: &ServedModel) -> Result<Option<Tensor>> {
     }
     let values: Vec<f32> = (0..all).map(|id| if id < known { 0.0 } else { f32::NEG_INFINITY }).collect();
     Ok(Some(Tensor::from_f32(&values, &[1, all as i32])?))
-}
-
-/// A seed that no other request gets: the standard library's hasher keys are random and differ each time.
-fn fresh_seed() -> u64 {
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
 /// What the device wants set before the first model.

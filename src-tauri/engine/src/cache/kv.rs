@@ -1,75 +1,54 @@
 //! The two float KV caches: one that grows, one that turns.
 
-use super::{Reach, Seen};
+use super::buffers::Buffers;
+use super::{Lease, Reach, Seen};
 use crate::error::Result;
 use hearth_mlx::{Tensor, concatenate};
-
-/// Tokens by which a buffer grows at least.
-const STEP: i32 = 64;
-
-/// A pair of buffers `[1, kv_heads, room, head_dim]` filled from the front.
-#[derive(Debug, Default)]
-struct Buffers {
-    pair: Option<(Tensor, Tensor)>,
-}
-
-impl Buffers {
-    /// Writes `n` tokens at `at`, growing to at most `limit` tokens.
-    fn write(&mut self, keys: &Tensor, values: &Tensor, at: i32, limit: i32) -> Result<()> {
-        let end = at + keys.dim(2);
-        let (k, v) = match self.pair.take() {
-            Some((k, v)) if k.dim(2) >= end => (k, v),
-            other => {
-                // An eighth more at least, so that a long row does not copy itself again and again.
-                let room = (end + (end / 8).max(STEP) - 1) / STEP * STEP;
-                let room = room.min(limit.max(end));
-                (
-                    grow(other.as_ref().map(|p| &p.0), keys, at, room)?,
-                    grow(other.as_ref().map(|p| &p.1), values, at, room)?,
-                )
-            }
-        };
-        self.pair = Some((k.with_slice(keys, 2, at)?, v.with_slice(values, 2, at)?));
-        Ok(())
-    }
-
-    /// Views of the first `n` tokens.
-    fn front(&self, n: i32) -> Result<Option<(Tensor, Tensor)>> {
-        match &self.pair {
-            Some((k, v)) => Ok(Some((k.slice(2, 0, n)?, v.slice(2, 0, n)?))),
-            None => Ok(None),
-        }
-    }
-}
-
-/// `room` tokens of space whose first `used` are those of `old`.
-fn grow(old: Option<&Tensor>, like: &Tensor, used: i32, room: i32) -> Result<Tensor> {
-    let shape = |tokens| [1, like.dim(1), tokens, like.dim(3)];
-    let dtype = like.dtype()?;
-    Ok(match old {
-        Some(old) if used > 0 => {
-            concatenate([&old.slice(2, 0, used)?, &Tensor::zeros(&shape(room - used), dtype)?], 2)?
-        }
-        _ => Tensor::zeros(&shape(room), dtype)?,
-    })
-}
 
 /// Keys and values of every token, in a buffer that grows in steps.
 #[derive(Debug, Default)]
 pub struct PlainCache {
-    buffers: Buffers,
+    buffers: Buffers<2>,
     offset: usize,
 }
 
 impl PlainCache {
+    /// A cache of these keys and values `[1, kv_heads, room, head_dim]`, of which the first `offset` tokens count.
+    pub fn of(keys: Tensor, values: Tensor, offset: usize) -> Self {
+        PlainCache { buffers: Buffers::of([keys, values]), offset }
+    }
+
     /// Tokens held.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
     /// Keys and values with their spare room.
-    pub fn buffers(&self) -> Option<(&Tensor, &Tensor)> {
-        self.buffers.pair.as_ref().map(|(k, v)| (k, v))
+    pub fn arrays(&self) -> impl Iterator<Item = &Tensor> {
+        self.buffers.arrays()
+    }
+
+    /// Keys and values of the tokens held, as views.
+    ///
+    /// # Errors
+    /// MLX's.
+    pub fn held(&self) -> Result<Option<[Tensor; 2]>> {
+        self.buffers.front(self.offset as i32)
+    }
+
+    /// Whether the arrays are somebody else's until the first write.
+    pub fn is_lent(&self) -> bool {
+        self.buffers.is_lent()
+    }
+
+    /// A view of the first `tokens` tokens.
+    pub fn lend(&self, tokens: usize, lease: &Lease) -> Self {
+        PlainCache { buffers: self.buffers.lend(lease), offset: tokens.min(self.offset) }
+    }
+
+    /// Forgets what follows the first `tokens` tokens.
+    pub fn trim(&mut self, tokens: usize) {
+        self.offset = tokens.min(self.offset);
     }
 
     /// See [`super::LayerCache::update`].
@@ -77,11 +56,12 @@ impl PlainCache {
     /// # Errors
     /// MLX's.
     pub fn update(&mut self, keys: Tensor, values: Tensor) -> Result<Seen> {
-        let n = keys.dim(2);
-        self.buffers.write(&keys, &values, self.offset as i32, i32::MAX)?;
+        let (n, at) = (keys.dim(2), self.offset as i32);
+        let new = [keys, values];
+        self.buffers.write(&new, at, at, i32::MAX)?;
         self.offset += n as usize;
-        let (keys, values) = self.buffers.front(self.offset as i32)?.unwrap_or((keys, values));
-        Ok(Seen { keys, values, reach: Reach::All })
+        let [keys, values] = self.buffers.front(self.offset as i32)?.unwrap_or(new);
+        Ok(Seen { keys, values, packed: None, reach: Reach::All })
     }
 }
 
@@ -89,7 +69,7 @@ impl PlainCache {
 /// not matter to attention, because positions are in the keys already.
 #[derive(Debug)]
 pub struct RotatingCache {
-    buffers: Buffers,
+    buffers: Buffers<2>,
     window: usize,
     offset: usize,
 }
@@ -100,14 +80,44 @@ impl RotatingCache {
         RotatingCache { buffers: Buffers::default(), window: window.max(1), offset: 0 }
     }
 
+    /// A cache of these keys and values in slot order, after `offset` tokens.
+    pub fn of(keys: Tensor, values: Tensor, window: usize, offset: usize) -> Self {
+        RotatingCache { buffers: Buffers::of([keys, values]), window: window.max(1), offset }
+    }
+
     /// Tokens that went in, those that fell out included.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
+    /// Tokens that are still there.
+    pub fn held(&self) -> usize {
+        self.offset.min(self.window)
+    }
+
     /// Keys and values in slot order.
-    pub fn buffers(&self) -> Option<(&Tensor, &Tensor)> {
-        self.buffers.pair.as_ref().map(|(k, v)| (k, v))
+    pub fn arrays(&self) -> impl Iterator<Item = &Tensor> {
+        self.buffers.arrays()
+    }
+
+    /// Whether earlier states can still be had: nothing has fallen out yet.
+    pub fn can_trim(&self) -> bool {
+        self.offset <= self.window
+    }
+
+    /// Whether the arrays are somebody else's until the first write.
+    pub fn is_lent(&self) -> bool {
+        self.buffers.is_lent()
+    }
+
+    /// A view of the first `tokens` tokens; all of them where [`RotatingCache::can_trim`] says no.
+    pub fn lend(&self, tokens: usize, lease: &Lease) -> Self {
+        RotatingCache { buffers: self.buffers.lend(lease), window: self.window, offset: tokens.min(self.offset) }
+    }
+
+    /// Forgets what follows the first `tokens` tokens.
+    pub fn trim(&mut self, tokens: usize) {
+        self.offset = tokens.min(self.offset);
     }
 
     /// See [`super::LayerCache::update`]. One token sees just what is returned; several see a window each.
@@ -118,11 +128,11 @@ impl RotatingCache {
         let (n, window) = (keys.dim(2), self.window as i32);
         if n == 1 {
             let slot = (self.offset % self.window) as i32;
-            self.buffers.write(&keys, &values, slot, window)?;
+            let new = [keys, values];
+            self.buffers.write(&new, slot, self.held() as i32, window)?;
             self.offset += 1;
-            let held = self.offset.min(self.window) as i32;
-            let (keys, values) = self.buffers.front(held)?.unwrap_or((keys, values));
-            return Ok(Seen { keys, values, reach: Reach::All });
+            let [keys, values] = self.buffers.front(self.held() as i32)?.unwrap_or(new);
+            return Ok(Seen { keys, values, packed: None, reach: Reach::All });
         }
         // Several tokens: the window − 1 before them in order, then themselves, each seeing its own window.
         let (old_keys, old_values) = self.in_order()?;
@@ -132,14 +142,15 @@ impl RotatingCache {
         };
         let (keys, values) = (joined(old_keys, keys)?, joined(old_values, values)?);
         self.offset += n as usize;
-        self.buffers.pair = Some((self.slotted(&keys)?, self.slotted(&values)?));
-        Ok(Seen { keys, values, reach: Reach::Window(self.window) })
+        self.buffers.replace([self.slotted(&keys)?, self.slotted(&values)?]);
+        Ok(Seen { keys, values, packed: None, reach: Reach::Window(self.window) })
     }
 
     /// The last window − 1 tokens, oldest first.
     fn in_order(&self) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let keep = self.offset.min(self.window - 1) as i32;
-        let Some((k, v)) = self.buffers().filter(|_| keep > 0) else { return Ok((None, None)) };
+        let mut arrays = self.arrays().filter(|_| keep > 0);
+        let (Some(k), Some(v)) = (arrays.next(), arrays.next()) else { return Ok((None, None)) };
         let first = ((self.offset - keep as usize) % self.window) as i32;
         let unroll = |t: &Tensor| -> Result<Tensor> {
             let until_end = (self.window as i32 - first).min(keep);
@@ -169,6 +180,7 @@ impl RotatingCache {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{LayerCache, Lease};
     use super::*;
     use hearth_mlx::Dtype;
     use proptest::prelude::*;
@@ -180,7 +192,7 @@ mod tests {
         (k, v)
     }
 
-    fn feed(cache: &mut super::super::LayerCache, n: usize) -> (Vec<f32>, Reach) {
+    fn feed(cache: &mut LayerCache, n: usize) -> (Vec<f32>, Reach) {
         let (k, v) = tokens(cache.offset(), n);
         let seen = cache.update(k, v).unwrap();
         let keys = seen.keys.to_vec_f32().unwrap();
@@ -189,41 +201,76 @@ mod tests {
         (keys, seen.reach)
     }
 
+    fn range(from: usize, to: usize) -> Vec<f32> {
+        (from..to).map(|p| p as f32).collect()
+    }
+
+    /// What `n` more tokens see in a rotating cache that holds `before`, whatever happened to it.
+    fn check_rotating(cache: &mut LayerCache, window: usize, n: usize) {
+        let before = cache.offset();
+        let (mut keys, reach) = feed(cache, n);
+        if n == 1 {
+            keys.sort_by(f32::total_cmp);
+            assert_eq!(keys, range((before + 1).saturating_sub(window), before + 1));
+        } else {
+            assert_eq!(reach, Reach::Window(window));
+            assert_eq!(keys, range(before.saturating_sub(window - 1), before + n));
+        }
+        assert!(cache.tensors().next().unwrap().dim(2) as usize <= window.max(cache.offset().min(window)) + 1);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
         #[test]
         fn a_plain_cache_holds_everything_in_order(chunks in proptest::collection::vec(1usize..300, 1..6)) {
-            let mut cache = super::super::LayerCache::Plain(PlainCache::default());
+            let mut cache = LayerCache::Plain(PlainCache::default());
             let mut total = 0;
             for n in chunks {
                 let (keys, reach) = feed(&mut cache, n);
                 total += n;
                 prop_assert_eq!(reach, Reach::All);
-                prop_assert_eq!(keys, (0..total).map(|p| p as f32).collect::<Vec<_>>());
+                prop_assert_eq!(keys, range(0, total));
                 prop_assert_eq!(cache.offset(), total);
             }
         }
 
         #[test]
         fn a_rotating_cache_holds_the_window(window in 1usize..20, chunks in proptest::collection::vec(1usize..30, 1..12)) {
-            let mut cache = super::super::LayerCache::Rotating(RotatingCache::new(window));
-            let mut total = 0usize;
+            let mut cache = LayerCache::Rotating(RotatingCache::new(window));
             for n in chunks {
-                let (mut keys, reach) = feed(&mut cache, n);
-                let before = total;
-                total += n;
-                if n == 1 {
-                    keys.sort_by(f32::total_cmp);
-                    let from = total.saturating_sub(window);
-                    prop_assert_eq!(keys, (from..total).map(|p| p as f32).collect::<Vec<_>>());
-                } else {
-                    prop_assert_eq!(reach, Reach::Window(window));
-                    let from = before.saturating_sub(window - 1);
-                    prop_assert_eq!(keys, (from..total).map(|p| p as f32).collect::<Vec<_>>());
-                }
-                let held = cache.tensors().next().unwrap();
-                prop_assert!(held.dim(2) as usize <= window.max(total.min(window)));
+                check_rotating(&mut cache, window, n);
             }
+        }
+
+        /// Views see what they were lent, the donor keeps what it had, whoever writes first.
+        #[test]
+        fn a_view_and_its_donor_go_separate_ways(
+            window in proptest::option::of(1usize..20), first in 1usize..40, cut in 0usize..40,
+            view_adds in 1usize..30, donor_adds in 1usize..30, donor_first in proptest::bool::ANY,
+        ) {
+            let mut donor = match window {
+                Some(window) => LayerCache::Rotating(RotatingCache::new(window)),
+                None => LayerCache::Plain(PlainCache::default()),
+            };
+            feed(&mut donor, first);
+            let at = if donor.can_trim() { cut.min(first) } else { first };
+            let lease = Lease::default();
+            let mut view = donor.lend(at, &lease);
+            prop_assert_eq!((view.offset(), lease.lent()), (at, 1));
+            let check = |cache: &mut LayerCache, n: usize| match window {
+                Some(window) => check_rotating(cache, window, n),
+                None => {
+                    let before = cache.offset();
+                    assert_eq!(feed(cache, n).0, range(0, before + n));
+                }
+            };
+            if donor_first {
+                check(&mut donor, donor_adds);
+            }
+            check(&mut view, view_adds);
+            prop_assert_eq!(lease.lent(), 0, "after the first write nothing is shared");
+            check(&mut donor, donor_adds);
+            check(&mut view, 1);
         }
     }
 }

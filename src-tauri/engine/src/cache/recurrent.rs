@@ -1,5 +1,6 @@
 //! The state of a recurrent layer: constant in size, replaced as a whole, never trimmed.
 
+use super::Lease;
 use hearth_mlx::Tensor;
 
 /// What a short convolution and a linear attention carry from one token to the next.
@@ -8,9 +9,16 @@ pub struct RecurrentCache {
     conv: Option<Tensor>,
     state: Option<Tensor>,
     offset: usize,
+    /// Held while the arrays are somebody else's too.
+    lease: Option<Lease>,
 }
 
 impl RecurrentCache {
+    /// The state after `offset` tokens.
+    pub fn of(conv: Option<Tensor>, state: Option<Tensor>, offset: usize) -> Self {
+        RecurrentCache { conv, state, offset, lease: None }
+    }
+
     /// Tokens that went in.
     pub fn offset(&self) -> usize {
         self.offset
@@ -28,12 +36,22 @@ impl RecurrentCache {
 
     /// Goes on by `tokens` tokens to a new state. What is given must not be a view into larger buffers.
     pub fn advance(&mut self, tokens: usize, conv: Option<Tensor>, state: Option<Tensor>) {
-        (self.conv, self.state) = (conv, state);
-        self.offset += tokens;
+        *self = RecurrentCache::of(conv, state, self.offset + tokens);
+    }
+
+    /// Whether the arrays are somebody else's until the next token.
+    pub fn is_lent(&self) -> bool {
+        self.lease.is_some()
+    }
+
+    /// Another handle to the same state, which nobody writes to: it is replaced.
+    pub fn lend(&self, lease: &Lease) -> Self {
+        let share = |t: &Option<Tensor>| t.as_ref().map(Tensor::share);
+        RecurrentCache { lease: Some(lease.clone()), ..Self::of(share(&self.conv), share(&self.state), self.offset) }
     }
 
     /// What it holds.
-    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+    pub fn arrays(&self) -> impl Iterator<Item = &Tensor> {
         self.conv.iter().chain(&self.state)
     }
 }

@@ -1,7 +1,7 @@
 //! Grouped-query attention (Ainslie et al. 2023) with rotary embedding: projections and rotation over all
 //! tokens of a step, attention itself row by row on each row's own cache.
 
-use crate::cache::Reach;
+use crate::cache::{Reach, Seen};
 use crate::error::Result;
 use crate::layers::linear::Linear;
 use crate::layers::norm::RmsNorm;
@@ -113,8 +113,8 @@ impl Attention {
             let values = heads_first(part(&values, 0, kv)?, kv)?;
             let seen = step.cache(row, layer).update(keys, values)?;
             let queries = part(&qk, 0, h)?;
-            let output = if n == 1 && self.device == Device::Cpu {
-                self.attend_one(&queries, &seen.keys, &seen.values)?
+            let output = if n == 1 && (self.device == Device::Cpu || seen.packed.is_some()) {
+                self.attend_one(&queries, &seen)?
             } else {
                 let queries = heads_first(queries, h)?;
                 let output = match seen.reach {
@@ -168,13 +168,16 @@ impl Attention {
         }
     }
 
-    /// One token on a CPU: the group's query heads are the rows of one small product per key/value head.
+    /// One token, on a CPU or over quantized keys and values: the group's query heads are the rows of one small product per key/value head.
     /// No mask: whatever a cache hands to a single token, it may see.
-    fn attend_one(&self, queries: &Tensor, keys: &Tensor, values: &Tensor) -> Result<Tensor> {
+    fn attend_one(&self, queries: &Tensor, seen: &Seen) -> Result<Tensor> {
         let group = self.heads / self.kv_heads;
         let queries = queries.multiply(&Tensor::scalar(self.scale))?;
         let queries = queries.reshape(&[1, self.kv_heads, group, self.head_dim])?;
-        let weights = queries.matmul(&keys.swap_last()?)?.softmax(-1)?;
-        Ok(weights.matmul(values)?.reshape(&[1, self.heads * self.head_dim])?)
+        let output = match &seen.packed {
+            Some((keys, values)) => values.matmul_untransposed(&keys.matmul(&queries)?.softmax(-1)?)?,
+            None => queries.matmul(&seen.keys.swap_last()?)?.softmax(-1)?.matmul(&seen.values)?,
+        };
+        Ok(output.reshape(&[1, self.heads * self.head_dim])?)
     }
 }

@@ -1,0 +1,109 @@
+//! Buffers with a token axis that grow in steps, written in place, and lent without a copy.
+
+use super::Lease;
+use crate::error::{Error, Result};
+use hearth_mlx::{Tensor, concatenate};
+
+/// Tokens by which a buffer grows at least.
+const STEP: i32 = 64;
+
+/// Tokens that a buffer with room for `end` of them gets: an eighth more at least, so that a long row does not copy
+/// itself again and again.
+pub fn room_for(end: i32) -> i32 {
+    (end + (end / 8).max(STEP) - 1) / STEP * STEP
+}
+
+/// `N` buffers `[1, heads, room, width]`, each with its own width, filled from the front alike.
+#[derive(Debug)]
+pub struct Buffers<const N: usize> {
+    arrays: Option<[Tensor; N]>,
+    /// Set while the arrays are somebody else's too: then the first write makes a copy.
+    lease: Option<Lease>,
+}
+
+impl<const N: usize> Default for Buffers<N> {
+    fn default() -> Self {
+        Buffers { arrays: None, lease: None }
+    }
+}
+
+/// Makes `N` tensors.
+fn each<const N: usize>(make: impl FnMut(usize) -> Result<Tensor>) -> Result<[Tensor; N]> {
+    let all: Vec<Tensor> = (0..N).map(make).collect::<Result<_>>()?;
+    all.try_into().map_err(|_| Error::WrongCache { layer: "attention" })
+}
+
+impl<const N: usize> Buffers<N> {
+    /// Buffers that hold these arrays.
+    pub fn of(arrays: [Tensor; N]) -> Self {
+        Buffers { arrays: Some(arrays), lease: None }
+    }
+
+    /// The arrays with their spare room.
+    pub fn arrays(&self) -> impl Iterator<Item = &Tensor> {
+        self.arrays.iter().flatten()
+    }
+
+    /// Whether the arrays are somebody else's.
+    pub fn is_lent(&self) -> bool {
+        self.lease.is_some()
+    }
+
+    /// Puts these arrays in place of what was there.
+    pub fn replace(&mut self, arrays: [Tensor; N]) {
+        *self = Buffers::of(arrays);
+    }
+
+    /// Another handle to the same arrays. Whoever writes first, copies.
+    pub fn lend(&self, lease: &Lease) -> Self {
+        Buffers {
+            arrays: self.arrays.as_ref().map(|all| all.each_ref().map(Tensor::share)),
+            lease: Some(lease.clone()),
+        }
+    }
+
+    /// Writes new tokens `[1, heads, n, width]` at `at` into buffers of which `held` tokens count, growing to at most
+    /// `limit` tokens.
+    ///
+    /// # Errors
+    /// MLX's.
+    pub fn write(&mut self, new: &[Tensor; N], at: i32, held: i32, limit: i32) -> Result<()> {
+        let end = (at + new[0].dim(2)).max(held);
+        let lent = self.lease.take().is_some();
+        let base = match self.arrays.take() {
+            Some(own) if !lent && own[0].dim(2) >= end => own,
+            other => {
+                let room = room_for(end).min(limit.max(end));
+                each(|i| grown(other.as_ref().map(|all| &all[i]), &new[i], held, room))?
+            }
+        };
+        let mut base = base.into_iter();
+        self.arrays = Some(each(|i| match base.next() {
+            Some(buffer) => Ok(buffer.with_slice(&new[i], 2, at)?),
+            None => Err(Error::WrongCache { layer: "attention" }),
+        })?);
+        Ok(())
+    }
+
+    /// Views of the first `n` tokens.
+    ///
+    /// # Errors
+    /// MLX's.
+    pub fn front(&self, n: i32) -> Result<Option<[Tensor; N]>> {
+        self.arrays.as_ref().map(|all| each(|i| Ok(all[i].slice(2, 0, n)?))).transpose()
+    }
+}
+
+/// `room` tokens of space whose first `used` are those of `old`.
+fn grown(old: Option<&Tensor>, like: &Tensor, used: i32, room: i32) -> Result<Tensor> {
+    let shape = |tokens| [1, like.dim(1), tokens, like.dim(3)];
+    let dtype = like.dtype()?;
+    Ok(match old {
+        Some(old) if used > 0 => {
+            let old = old.slice(2, 0, used)?;
+            // Even without spare room this must be a copy: the old buffer may be another's.
+            concatenate([&old, &Tensor::zeros(&shape((room - used).max(1)), dtype)?], 2)?
+        }
+        _ => Tensor::zeros(&shape(room), dtype)?,
+    })
+}

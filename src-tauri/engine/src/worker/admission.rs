@@ -1,0 +1,217 @@
+//! From the queue to a row: what the prompt cache already has of a prompt, in memory or on disk, and where the row
+//! starts.
+
+use super::Worker;
+use crate::cache::{Kind, LayerCache, room_for};
+use crate::disk::{Parts, RestoreEvent};
+use crate::error::Result;
+use crate::ledger;
+use crate::loader::Loaded;
+use crate::prompt_cache::{Hit, Lent};
+use crate::row::{Row, Submitted};
+use crate::sampler::RowSampler;
+use hearth_core::layout::LayerLayout;
+use hearth_core::{EngineError, Event};
+use std::hash::{BuildHasher, Hasher};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// Prompt tokens that have to be computed for a boundary to be worth a copy of the state.
+const COLD: usize = 256;
+/// Tokens after which keys and values are converted, where they are to be quantized.
+const CONVERT_AT: usize = 256;
+/// How long to wait for the disk in one go when nothing else is to do.
+const DISK_PAUSE: Duration = Duration::from_millis(10);
+
+/// A request whose state is being read from disk.
+pub(super) struct Restoring {
+    submitted: Submitted,
+    events: Receiver<RestoreEvent>,
+    /// The layers that came already.
+    caches: Vec<LayerCache>,
+    /// Prompt tokens that are read.
+    tokens: usize,
+}
+
+impl Restoring {
+    /// Whether nobody waits for it any more.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.submitted.events.is_closed()
+    }
+
+    /// Tells whoever waits that there will be no answer.
+    pub(super) fn fail(&self, error: EngineError) {
+        let _ = self.submitted.events.try_send(Event::Failed(error));
+    }
+}
+
+/// Which kinds of state a model's layers keep.
+pub(super) fn parts(model: &Loaded) -> Parts {
+    let strips = |layer: &LayerLayout| matches!(layer, LayerLayout::Full { .. });
+    Parts { strips: model.layout.layers.iter().any(strips), snapshot: !model.layout.layers.iter().all(strips) }
+}
+
+impl Worker<'_> {
+    /// Gives rows to those who wait, as far as there are any.
+    pub(super) fn admit(&mut self) {
+        for id in self.scheduler.admit() {
+            if let Some(submitted) = self.waiting.remove(&id) {
+                self.begin(submitted);
+            }
+        }
+    }
+
+    /// Starts a row from the best that the prompt cache has; the disk only where it has more than memory.
+    fn begin(&mut self, submitted: Submitted) {
+        let Some(model) = &self.model else { return self.refuse(submitted, EngineError::EngineLost) };
+        let prompt = &submitted.request.prompt;
+        let in_memory = self.cache.longest(&model.namespace, prompt).map_or(0, |hit| hit.tokens);
+        let found =
+            self.disk.and_then(|disk| Some((disk, disk.find(&model.namespace, prompt, parts(model), in_memory)?)));
+        match found {
+            Some((disk, found)) => {
+                let tokens = found.tokens();
+                let events = disk.restore(found, room_for(tokens as i32 + 1) as usize);
+                let restoring = Restoring { submitted, events, caches: Vec::new(), tokens };
+                self.restoring.insert(restoring.submitted.id, restoring);
+            }
+            None => self.begin_from_memory(submitted),
+        }
+    }
+
+    fn begin_from_memory(&mut self, submitted: Submitted) {
+        let Some(model) = &self.model else { return self.refuse(submitted, EngineError::EngineLost) };
+        let hit = self.cache.longest(&model.namespace, &submitted.request.prompt);
+        match hit.and_then(|hit| Some((self.take_hit(hit)?, hit.tokens))) {
+            Some((state, tokens)) => self.start(submitted, state, tokens),
+            None => {
+                self.cache.missed();
+                self.start(submitted, Lent::default(), 0);
+            }
+        }
+    }
+
+    /// The caches of a hit: views, and the entry stays; where there is no room for the copy that the row's first write
+    /// makes, the entry itself.
+    fn take_hit(&mut self, hit: Hit) -> Option<Lent> {
+        let copy = self.cache.entry(hit.id)?.copy_bytes(hit.tokens);
+        if self.has_room(copy) { self.cache.lend(hit) } else { self.cache.hand_over(hit) }
+    }
+
+    /// Takes the layers that came from disk since the last round, and starts the rows that are complete. Waits a
+    /// moment where there is nothing else to do.
+    pub(super) fn take_restored(&mut self) {
+        let until = Instant::now() + DISK_PAUSE;
+        let ids: Vec<u64> = self.restoring.keys().copied().collect();
+        for id in ids {
+            loop {
+                let alone = self.rows.is_empty() && self.in_flight.is_empty();
+                let patience = if alone { until.saturating_duration_since(Instant::now()) } else { Duration::ZERO };
+                let Some(restoring) = self.restoring.get_mut(&id) else { break };
+                let event = match restoring.events.recv_timeout(patience) {
+                    Ok(event) => event,
+                    Err(RecvTimeoutError::Timeout) => break,
+                    Err(RecvTimeoutError::Disconnected) => {
+                        RestoreEvent::Failed { message: "the reading thread ended".into() }
+                    }
+                };
+                let outcome = match (event, &self.model) {
+                    (RestoreEvent::Layer { strips, wholes }, Some(model)) => {
+                        take_layer(model, restoring, strips, wholes).map(|()| false).map_err(|e| e.to_string())
+                    }
+                    (RestoreEvent::Done { .. }, Some(model)) if restoring.caches.len() == model.layout.layers.len() => {
+                        Ok(true)
+                    }
+                    (RestoreEvent::Failed { message }, _) => Err(message),
+                    _ => Err("the files hold another number of layers".into()),
+                };
+                match outcome {
+                    Ok(false) => {}
+                    Ok(true) => {
+                        if let Some(done) = self.restoring.remove(&id) {
+                            let state = Lent { caches: done.caches, attachments: Vec::new() };
+                            self.start(done.submitted, state, done.tokens);
+                        }
+                    }
+                    Err(message) => {
+                        tracing::warn!(%message, "a prompt is not continued from disk");
+                        if let Some(failed) = self.restoring.remove(&id) {
+                            self.begin_from_memory(failed.submitted);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether states are worth keeping: a tier is there for them.
+    pub(super) fn keeps(&self) -> bool {
+        self.options.cache.ram > 0 || self.disk.is_some()
+    }
+
+    /// Whether this many bytes more may be allocated.
+    pub(super) fn has_room(&mut self, bytes: u64) -> bool {
+        let weights = self.model.as_ref().map_or(0, |m| m.weight_bytes);
+        let rows: u64 = self.rows.values().map(Row::cache_bytes).sum();
+        let used = weights + rows + self.cache.bytes() + self.spilling_bytes();
+        ledger::has_room(self.options.cache.memory, used, bytes)
+    }
+
+    /// Starts a row whose first `cached` prompt tokens are in this state (empty, where nothing is cached).
+    fn start(&mut self, submitted: Submitted, mut state: Lent, cached: usize) {
+        let Some(model) = &self.model else { return self.refuse(submitted, EngineError::EngineLost) };
+        let (id, request) = (submitted.id, &submitted.request);
+        let sampler = RowSampler::new(
+            &request.sampling,
+            request.logprobs,
+            model.served.vocab_size,
+            &request.prompt,
+            &model.xtc_exempt,
+            fresh_seed(),
+        );
+        let sampler = match sampler {
+            Ok(sampler) => sampler,
+            Err(e) => return self.refuse(submitted, e.into()),
+        };
+        if cached == 0 {
+            state.caches = LayerCache::for_layout(&model.layout);
+        }
+        let worth = |&b: &usize| self.options.cache.ram > 0 && b >= cached + COLD && b < request.prompt.len();
+        let keep_at: Vec<usize> = request.boundaries.iter().copied().filter(worth).collect();
+        let mut stops = keep_at.clone();
+        if cached == 0 && model.kv_bits.iter().any(Option::is_some) {
+            stops.push(CONVERT_AT);
+        }
+        stops.sort_unstable();
+        let mut row = Row::new(submitted, state, cached, sampler, model.served.context);
+        row.keep_at = keep_at;
+        self.rows.insert(id, row);
+        self.scheduler.start(id, cached, stops);
+    }
+
+    fn refuse(&mut self, submitted: Submitted, error: EngineError) {
+        let _ = submitted.events.try_send(Event::Failed(error));
+        self.left(submitted.id, |totals| totals.failed += 1);
+    }
+}
+
+/// The next layer of a restore, in place of nothing.
+fn take_layer(
+    model: &Loaded,
+    restoring: &mut Restoring,
+    strips: Vec<crate::disk::Strip>,
+    wholes: Vec<crate::disk::Whole>,
+) -> Result<()> {
+    let layer = restoring.caches.len();
+    let Some(layout) = model.layout.layers.get(layer) else {
+        return Err(crate::error::Error::Stored { found: format!("a layer number {layer}") });
+    };
+    let kind = Kind { layout, bits: model.kv_bits.get(layer).copied().flatten(), converted_at: CONVERT_AT };
+    restoring.caches.push(LayerCache::restored(kind, strips, wholes, restoring.tokens)?);
+    Ok(())
+}
+
+/// A seed that no other request gets: the standard library's hasher keys are random and differ each time.
+fn fresh_seed() -> u64 {
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
