@@ -3,6 +3,7 @@
 // Helpers of tests are tests: what they do not expect fails the test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod cache;
 mod chat;
 mod checks;
 mod completions;
