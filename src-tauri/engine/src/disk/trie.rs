@@ -45,6 +45,7 @@ impl Trie {
             branch.node.next.insert(branch.edge[shared], lower);
             branch.edge = branch.edge[..shared].into();
         }
+        branch.any = key;
         branch.node.insert(&tokens[shared..], key);
     }
 
