@@ -188,3 +188,7 @@ impl LayerCache {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "cache_tests.rs"]
+mod tests;
