@@ -138,7 +138,10 @@ impl Drop for Writer {
             // A panic of the writer was logged where it happened.
             _ = thread.join();
         }
-        self.shared.lock().lock = None;
+        if let Some(lock) = self.shared.lock().lock.take() {
+            // Not left to the closing: a process that is being started may have a copy of the descriptor.
+            _ = lock.unlock();
+        }
     }
 }
 

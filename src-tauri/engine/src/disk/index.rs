@@ -187,6 +187,12 @@ impl Index {
         (shared == tokens.len()).then_some(key)
     }
 
+    /// The block that holds the last tokens before a snapshot, if there are any and it needs them.
+    pub fn cover(&mut self, node: &Node) -> Option<Key> {
+        let needed = node.kind == Kind::Snapshot && node.continues_blocks && !node.tokens.is_empty();
+        if needed { self.covering(&node.parent, &node.tokens) } else { None }
+    }
+
     /// Blocks after `parent` that hold less than `tokens` do and nothing else.
     pub fn shorter(&mut self, parent: &Key, tokens: &[u32]) -> Vec<Key> {
         let Some(below) = self.below.get(parent) else { return Vec::new() };
@@ -200,7 +206,7 @@ impl Index {
             let alone = !node.continues_blocks;
             return alone
                 || (node.start == 0 || self.entries.contains_key(&node.parent))
-                    && (node.tokens.is_empty() || self.covering(&node.parent, &node.tokens).is_some());
+                    && (node.tokens.is_empty() || self.cover(node).is_some());
         }
         node.start == 0 || self.entries.contains_key(&node.parent)
     }

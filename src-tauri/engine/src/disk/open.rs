@@ -183,11 +183,13 @@ fn order(index: &mut Index) {
             index.set_used(key, 0);
         }
     }
-    for (key, node, _) in nodes.iter().rev() {
+    for (key, node, _) in nodes.iter().rev().filter(|(key, ..)| reachable.contains(key)) {
         let used = index.get(key).map_or(0, |entry| entry.used);
-        let follows = node.start as usize >= BLOCK && reachable.contains(key);
-        if follows && index.get(&node.parent).is_some_and(|parent| parent.used < used) {
-            index.set_used(&node.parent, used);
+        let parent = (node.start as usize >= BLOCK).then_some(node.parent);
+        for before in parent.into_iter().chain(index.cover(node)) {
+            if index.get(&before).is_some_and(|entry| entry.used < used) {
+                index.set_used(&before, used);
+            }
         }
     }
 }

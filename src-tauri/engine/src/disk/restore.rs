@@ -125,6 +125,8 @@ fn run(found: &Found, room: usize, events: &SyncSender<RestoreEvent>) {
         }
         Err(Trouble::Missing(key)) => {
             shared.forget(&key);
+            // Whoever took one may have taken more.
+            found.path.keys().filter(|key| is_gone(shared, key)).for_each(|key| shared.forget(key));
             "a file of the cache is gone".to_owned()
         }
         Err(Trouble::Other(message)) => message,
@@ -132,6 +134,11 @@ fn run(found: &Found, room: usize, events: &SyncSender<RestoreEvent>) {
     tracing::warn!("prompt cache on disk: a restore of {} tokens failed: {message}", found.tokens());
     shared.lock().counts.failed_restores += 1;
     _ = events.send(RestoreEvent::Failed { message });
+}
+
+fn is_gone(shared: &Shared, key: &Key) -> bool {
+    let name = shared.lock().index.get(key).map(|entry| entry.name.clone());
+    name.is_some_and(|name| shared.files.len(&shared.path(&name)).is_err_and(|e| e.kind() == io::ErrorKind::NotFound))
 }
 
 /// One file of the prefix.

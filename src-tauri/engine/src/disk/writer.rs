@@ -101,10 +101,12 @@ fn handle(shared: &Shared, pace: &mut Pace, mut draft: Draft) {
         } else if let Some(other) = missing(&mut state, &draft, &node) {
             state.parked.entry(other).or_default().push(draft);
             return;
-        } else if !state.index.is_reachable(&node) {
-            Some(Err("the blocks before it are not on disk".to_owned()))
+        } else if let Some(why) = state.refusal() {
+            Some(Err(why))
+        } else if state.index.is_reachable(&node) {
+            None
         } else {
-            state.refusal().map(Err)
+            Some(Err("the blocks before it are not on disk".to_owned()))
         }
     };
     let outcome = match verdict {
@@ -135,7 +137,7 @@ fn write(shared: &Shared, pace: &mut Pace, draft: &mut Draft, node: Node) -> Res
     let head = draft.header.encode().len() as u64;
     let size = head + draft.header.payload();
     let keep: HashSet<Key> = shared.lock().index.chain(&node.parent).into_iter().collect();
-    let keep = keep.into_iter().chain(cover(shared, &node)).chain([draft.key]).collect();
+    let keep = keep.into_iter().chain(shared.lock().index.cover(&node)).chain([draft.key]).collect();
     shared.make_room(size, &keep).map_err(Trouble::Refused)?;
     let written = contents(shared, pace, draft, head).and_then(|()| {
         // While nobody can begin to read the file that this one takes the place of.
@@ -171,9 +173,10 @@ fn write(shared: &Shared, pace: &mut Pace, draft: &mut Draft, node: Node) -> Res
             return Err(Trouble::Refused("the cache was cleared".to_owned()));
         }
         let shorter = if node.kind == Kind::Block { superseded(&mut state, &node) } else { Vec::new() };
-        let (parent, used) = (node.parent, state.now());
+        let mut before = state.index.chain(&node.parent);
+        before.extend(state.index.cover(&node));
+        let used = state.now();
         state.index.insert(draft.key, Entry { name, bytes: size, used, pins: 0, node: Some(node) });
-        let before = state.index.chain(&parent);
         before.iter().for_each(|key| state.index.set_used(key, used));
         state.counts.written += size;
         state.files_written += 1;
@@ -184,12 +187,6 @@ fn write(shared: &Shared, pace: &mut Pace, draft: &mut Draft, node: Node) -> Res
     };
     shared.unlink(shorter);
     durable
-}
-
-/// The block that holds the last tokens before a snapshot.
-fn cover(shared: &Shared, node: &Node) -> Option<Key> {
-    let needed = node.kind == Kind::Snapshot && node.continues_blocks && !node.tokens.is_empty();
-    if needed { shared.lock().index.covering(&node.parent, &node.tokens) } else { None }
 }
 
 /// Shorter blocks at the same place that a new one takes the place of.

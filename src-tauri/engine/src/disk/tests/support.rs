@@ -21,7 +21,7 @@ pub fn space(name: &str) -> Namespace {
 
 /// Tokens of a conversation: the same up to `shared`, then `own`'s.
 pub fn talk(own: u32, shared: usize, length: usize) -> Vec<u32> {
-    (0..length as u32).map(|i| if (i as usize) < shared { i } else { 1_000_000 * (own + 1) + i }).collect()
+    (0..length as u32).map(|i| if (i as usize) < shared { i } else { 100_000 * (own + 1) + i }).collect()
 }
 
 /// A number for each prefix.
