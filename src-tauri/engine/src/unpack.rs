@@ -1,11 +1,8 @@
-//! Affine-quantized matrices unpacked into dense f32, transposed, on all cores: what a CPU device computes with.
-//! MLX can do it in two operations on one core; this takes a fifth of the time, and loading is mostly this.
+//! Affine-quantized matrices unpacked into dense f32 on all cores: what a CPU device computes with.
+//! MLX can do it on one core; loading is mostly this.
 
 use std::num::NonZero;
 use std::thread;
-
-/// Rows handled together, so that reads stay in the first-level cache and writes are whole lines.
-const TILE: usize = 64;
 
 /// A packed matrix `[rows, cols]` as the files have it.
 #[derive(Debug, Clone, Copy)]
@@ -26,49 +23,43 @@ pub struct Packed<'a> {
     pub group: usize,
 }
 
-/// Writes value · scale + bias into `out`, `[cols, stride]`, this matrix's rows being the columns from `at` on.
+/// Writes value · scale + bias into `out`, `[rows, cols]`.
 ///
 /// The caller has checked lengths against shapes; a mismatch only cuts the work short.
-pub fn transposed(packed: Packed<'_>, out: &mut [f32], stride: usize, at: usize) {
+pub fn dense(packed: Packed<'_>, out: &mut [f32]) {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
-    // Whole groups per thread, so that none starts in the middle of a word.
-    let groups = packed.cols / packed.group;
-    let share = groups.div_ceil(cores).max(1) * packed.group;
+    let share = packed.rows.div_ceil(cores).max(1);
     thread::scope(|scope| {
-        for (i, part) in out.chunks_mut(share * stride).enumerate() {
-            scope.spawn(move || columns(packed, part, stride, at, i * share));
+        let mut parts = out.chunks_mut(share * packed.cols).enumerate();
+        // One part for this thread.
+        let own = parts.next();
+        for (i, part) in parts {
+            scope.spawn(move || rows(packed, part, i * share));
+        }
+        if let Some((i, part)) = own {
+            rows(packed, part, i * share);
         }
     });
 }
 
-/// Columns `from ..` of the matrix, as many as `out` has rows.
-fn columns(packed: Packed<'_>, out: &mut [f32], stride: usize, at: usize, from: usize) {
-    let Packed { words, scales, biases, rows, cols, bits, group } = packed;
+/// Rows from `from` on, as many as `out` holds.
+fn rows(packed: Packed<'_>, out: &mut [f32], from: usize) {
+    let Packed { words, scales, biases, cols, bits, group, .. } = packed;
     let (row_bytes, groups) = (cols * bits / 8, cols / group);
-    // 32 values always fill whole bytes, whatever the bits: the unit of unpacking. A tile is turned in a buffer that
-    // stays in the cache: writing columns straight into `out` would touch 32 pages, often of one cache set.
-    let mut turned = [0f32; 32 * TILE];
-    for tile in (0..rows).step_by(TILE) {
-        let height = TILE.min(rows - tile);
-        for (block, lines) in out.chunks_exact_mut(32 * stride).enumerate() {
-            let col = from + block * 32;
-            for r in 0..height {
-                let row = tile + r;
-                let start = row * row_bytes + col * bits / 8;
-                let (Some(bytes), Some(&scale), Some(&bias)) = (
-                    words.get(start..start + 4 * bits),
-                    scales.get(row * groups + col / group),
-                    biases.get(row * groups + col / group),
-                ) else {
-                    return;
-                };
-                unpack_32(bytes, bits, |i, value| turned[i * TILE + r] = value as f32 * scale + bias);
-            }
-            for (line, column) in lines.chunks_exact_mut(stride).zip(turned.chunks_exact(TILE)) {
-                let place = at + tile;
-                if let Some(line) = line.get_mut(place..place + height) {
-                    line.copy_from_slice(&column[..height]);
-                }
+    for (i, line) in out.chunks_exact_mut(cols).enumerate() {
+        let row = from + i;
+        let (Some(words), Some(scales), Some(biases)) = (
+            words.get(row * row_bytes..(row + 1) * row_bytes),
+            scales.get(row * groups..(row + 1) * groups),
+            biases.get(row * groups..(row + 1) * groups),
+        ) else {
+            return;
+        };
+        let groups = line.chunks_exact_mut(group).zip(words.chunks_exact(group * bits / 8));
+        for ((line, words), (&scale, &bias)) in groups.zip(scales.iter().zip(biases)) {
+            // 32 values always fill whole bytes, whatever the bits: the unit of unpacking.
+            for (line, words) in line.chunks_exact_mut(32).zip(words.chunks_exact(4 * bits)) {
+                unpack_32(words, bits, |i, value| line[i] = value as f32 * scale + bias);
             }
         }
     }
@@ -125,10 +116,8 @@ mod tests {
             let words: Vec<u8> = (0..rows * cols * bits / 8).map(|_| next()).collect();
             let scales: Vec<f32> = (0..rows * groups).map(|_| f32::from(next()) / 64.0 - 1.0).collect();
             let biases: Vec<f32> = (0..rows * groups).map(|_| f32::from(next()) / 32.0 - 4.0).collect();
-            // Fused with two other columns before and one after.
-            let stride = rows + 3;
-            let mut out = vec![f32::NAN; cols * stride];
-            transposed(Packed { words: &words, scales: &scales, biases: &biases, rows, cols, bits, group }, &mut out, stride, 2);
+            let mut out = vec![f32::NAN; rows * cols];
+            dense(Packed { words: &words, scales: &scales, biases: &biases, rows, cols, bits, group }, &mut out);
             let shape = [rows as i32, groups as i32];
             let w = QuantizedWeight {
                 packed: Tensor::from_bytes(&words, &[rows as i32, (cols * bits / 32) as i32], Dtype::U32).unwrap(),
@@ -137,12 +126,8 @@ mod tests {
                 group_size: group as i32, bits: bits as i32, mode: c"affine",
             };
             let want = w.dequantize(Dtype::F32).unwrap().to_vec_f32().unwrap();
-            for col in 0..cols {
-                for row in 0..rows {
-                    let (g, w) = (out[col * stride + row + 2], want[row * cols + col]);
-                    prop_assert!((g - w).abs() <= 1e-5 * w.abs().max(1.0), "{row} {col}: {g} {w}");
-                }
-                prop_assert!(out[col * stride].is_nan() && out[col * stride + stride - 1].is_nan());
+            for (i, (g, w)) in out.iter().zip(&want).enumerate() {
+                prop_assert!((g - w).abs() <= 1e-5 * w.abs().max(1.0), "{i}: {g} {w}");
             }
         }
     }

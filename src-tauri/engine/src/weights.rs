@@ -94,7 +94,7 @@ impl<'a> Weights<'a> {
     /// As [`Weights::tensor`].
     pub fn linear(&mut self, parts: &[(&str, usize)], inputs: usize, bias: bool) -> Result<Linear> {
         let weight = if self.unpack && parts.iter().all(|(path, _)| self.affine(path).is_some()) {
-            Weight::Transposed(self.unpacked(parts, inputs)?)
+            Weight::Stored(self.unpacked(parts, inputs)?.swap_last()?)
         } else {
             let mut matrices = Vec::with_capacity(parts.len());
             for (path, outputs) in parts {
@@ -124,13 +124,14 @@ impl<'a> Weights<'a> {
     /// As [`Weights::tensor`].
     pub fn embedding(&mut self, path: &str, vocab: usize, width: usize, tied: bool) -> Result<Embedding> {
         if tied && self.unpack && self.affine(path).is_some() {
-            return Ok(Embedding::Columns(self.unpacked(&[(path, vocab)], width)?));
+            return Ok(Embedding::Rows(self.unpacked(&[(path, vocab)], width)?));
         }
         let matrix = self.matrix(path, vocab, width)?;
         Ok(match matrix {
-            Matrix::Dense(table) if tied && self.device == Device::Cpu => Embedding::Columns(self.transposed(table)?),
             Matrix::Quantized(q) if tied && self.unpack => {
-                Embedding::Columns(self.transposed(q.dequantize(Dtype::F32)?)?)
+                let table = q.dequantize(Dtype::F32)?;
+                eval([&table])?;
+                Embedding::Rows(table)
             }
             Matrix::Dense(table) => {
                 eval([&table])?;
@@ -149,7 +150,7 @@ impl<'a> Weights<'a> {
         self.quantization.for_layer(path).filter(|q| quantized && q.mode == Mode::Affine)
     }
 
-    /// Affine layers unpacked side by side into one dense `[inputs, outputs]`.
+    /// Affine layers unpacked one below the other into one dense `[outputs, inputs]`.
     fn unpacked(&mut self, parts: &[(&str, usize)], inputs: usize) -> Result<Tensor> {
         let outputs: usize = parts.iter().map(|(_, n)| n).sum();
         // Before anything is allocated: a damaged config can ask for terabytes.
@@ -160,8 +161,10 @@ impl<'a> Weights<'a> {
         }
         // Fresh pages, which the unpacking threads touch first, and which MLX then uses as they are.
         let mut dense = vec![0.0; inputs * outputs];
-        let mut at = 0;
+        let mut rest = &mut dense[..];
         for (path, rows) in parts {
+            let Some((part, after)) = rest.split_at_mut_checked(rows * inputs) else { break };
+            rest = after;
             let Some(q) = self.affine(path) else { continue };
             let (bits, group) = (q.bits as usize, q.group_size as usize);
             let groups = [*rows, inputs / group];
@@ -175,22 +178,18 @@ impl<'a> Weights<'a> {
             let biases = self.floats(&format!("{path}.biases"), &groups)?;
             let packed =
                 Packed { words: &words, scales: &scales, biases: &biases, rows: *rows, cols: inputs, bits, group };
-            unpack::transposed(packed, &mut dense, outputs, at);
-            at += rows;
+            unpack::dense(packed, part);
         }
-        Ok(Tensor::from_vec_f32(dense, &[inputs as i32, outputs as i32])?)
+        Ok(Tensor::from_vec_f32(dense, &[outputs as i32, inputs as i32])?)
     }
 
     fn fuse(&self, mut matrices: Vec<Matrix>) -> Result<Weight> {
-        if self.device == Device::Cpu && (self.unpack || matrices.iter().all(|m| matches!(m, Matrix::Dense(_)))) {
-            let dense = matrices
-                .into_iter()
-                .map(|m| match m {
-                    Matrix::Dense(t) => Ok(t),
-                    Matrix::Quantized(q) => Ok(q.dequantize(Dtype::F32)?),
-                })
-                .collect::<Result<Vec<_>>>()?;
-            return Ok(Weight::Transposed(self.transposed(concatenate(&dense, 0)?)?));
+        if self.unpack {
+            for matrix in &mut matrices {
+                if let Matrix::Quantized(q) = matrix {
+                    *matrix = Matrix::Dense(q.dequantize(Dtype::F32)?);
+                }
+            }
         }
         if matrices.len() > 1 {
             match same_scheme(&matrices) {
@@ -218,15 +217,6 @@ impl<'a> Weights<'a> {
                 Weight::Quantized { matrix, unpack_for_many: self.device == Device::Cpu }
             }
         })
-    }
-
-    /// `[out, in]` → `[in, out]`, contiguous, computed now so that what it came from can go.
-    fn transposed(&self, dense: Tensor) -> Result<Tensor> {
-        let transposed = dense.swap_last()?.contiguous()?;
-        eval([&transposed])?;
-        drop(dense);
-        hearth_mlx::clear_cache()?;
-        Ok(transposed)
     }
 
     /// A weight matrix `[outputs, inputs]`, quantized where the files hold scales for it.

@@ -19,6 +19,8 @@
 //! # }
 //! ```
 
+#[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64"))]
+mod blas;
 mod call;
 mod device;
 mod fast;

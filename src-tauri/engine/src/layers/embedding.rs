@@ -9,8 +9,6 @@ use hearth_mlx::{Dtype, QuantizedWeight, Tensor};
 pub enum Embedding {
     /// Rows as they are.
     Rows(Tensor),
-    /// The transposed matrix `[width, vocab]` of a tied LM head on a CPU: one copy in memory serves both.
-    Columns(Tensor),
     /// Quantized rows, unpacked as they are looked up, into this dtype.
     Quantized(QuantizedWeight, Dtype),
 }
@@ -23,7 +21,6 @@ impl Embedding {
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         Ok(match self {
             Embedding::Rows(table) => table.take(ids, 0)?,
-            Embedding::Columns(table) => table.take(ids, 1)?.swap_last()?.contiguous()?,
             Embedding::Quantized(table, dtype) => table.take_rows(ids)?.dequantize(*dtype)?,
         })
     }
@@ -35,7 +32,6 @@ impl Embedding {
     pub fn tied_head(&self) -> Result<Linear> {
         let weight = match self {
             Embedding::Rows(table) => Weight::Stored(table.swap_last()?),
-            Embedding::Columns(table) => Weight::Transposed(table.share()),
             Embedding::Quantized(q, _) => Weight::Quantized {
                 matrix: QuantizedWeight {
                     packed: q.packed.share(),

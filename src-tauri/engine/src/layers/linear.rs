@@ -1,19 +1,14 @@
 //! Linear layers in the layout that the device computes fastest.
 //!
-//! On a GPU: as the files have them, quantized or not. On a CPU: dense f32, transposed to `[in, out]` and
-//! contiguous. BLAS packs that layout faster for the one-row products of decoding (8–25 % measured with
-//! OpenBLAS), and MLX's quantized CPU kernels are an order of magnitude slower than f32 BLAS.
+//! On a GPU: as the files have them, quantized or not. On a CPU: dense f32, because MLX's quantized CPU kernels are an
+//! order of magnitude slower than f32 products, in the files' order, which the products of a few rows read once from
+//! end to end.
 
 use crate::error::Result;
 use hearth_mlx::{Dtype, QuantizedWeight, Tensor};
 
 /// Rows from which unpacking a quantized matrix and multiplying by BLAS beats MLX's quantized CPU kernel.
 const UNPACK_FROM_ROWS: i32 = 8;
-
-/// A few rows times a matrix of at most this many outputs is faster as Wᵀ·xᵀ: BLAS then streams the weights
-/// instead of packing them (25–30 % measured with OpenBLAS for 2–16 rows; wider matrices lose).
-const FEW_ROWS: std::ops::RangeInclusive<i32> = 2..=16;
-const NARROW: i32 = 8192;
 
 /// `y = x · Wᵀ + b`, possibly several layers fused along their outputs.
 #[derive(Debug)]
@@ -25,9 +20,7 @@ pub struct Linear {
 /// A weight matrix in one of its layouts.
 #[derive(Debug)]
 pub enum Weight {
-    /// `[in, out]`, contiguous in that order: the CPU's layout.
-    Transposed(Tensor),
-    /// `[in, out]`, a view of the rows as stored: the GPU's layout.
+    /// `[in, out]`, a view of the rows as stored.
     Stored(Tensor),
     /// Packed rows, as MLX's quantized kernels take them.
     Quantized {
@@ -43,10 +36,7 @@ pub enum Weight {
 impl Weight {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         Ok(match self {
-            Weight::Transposed(w) if FEW_ROWS.contains(&x.dim(0)) && w.dim(1) <= NARROW => {
-                w.swap_last()?.matmul(&x.swap_last()?)?.swap_last()?
-            }
-            Weight::Transposed(w) | Weight::Stored(w) => x.matmul(w)?,
+            Weight::Stored(w) => x.matmul(w)?,
             Weight::Quantized { matrix, unpack_for_many: true } if x.dim(0) >= UNPACK_FROM_ROWS => {
                 x.matmul(&matrix.dequantize(Dtype::F32)?.swap_last()?)?
             }
