@@ -32,7 +32,7 @@ fn generate(place: &Place, model: &Path, more: &[&str]) -> Ran {
 fn help_documents_every_command_and_the_exit_codes() {
     let place = Place::new();
     let help = place.run(&["--help"]).exits(0).out;
-    for command in ["serve", "run", "generate", "import", "ls", "ps", "stop", "doctor"] {
+    for command in ["serve", "run", "generate", "import", "ls", "ps", "stop", "cache", "doctor"] {
         assert!(help.contains(&format!("  {command} ")), "{command} is missing in:\n{help}");
         let own = place.run(&[command, "--help"]).exits(0).out;
         assert!(own.contains("Exit codes:") && own.contains("4  the server cannot be reached"), "{own}");
@@ -56,6 +56,16 @@ fn a_wrong_command_line_is_refused_with_2() {
         (&["serve", "--host", "0.0.0.0", "--port", "0"], "API key"),
         (&["serve", "--api-key", "", "--port", "0"], "empty"),
         (&["serve", "--log", "hearth=loud", "--port", "0"], "hearth=loud"),
+        (&["serve", "--cache-ram", "2XB"], "expected a size such as 2GB"),
+        (&["serve", "--cache-ssd", "lots"], "expected a size such as 2GB"),
+        (&["serve", "--cache-ssd=-1"], "expected a size such as 2GB"),
+        (&["serve", "--cache-ram", "99999999TB"], "16 EiB"),
+        (&["serve", "--kv-bits", "5"], "5"),
+        (&["serve", "--cache-idle", "0"], "0"),
+        (&["cache"], "Usage"),
+        (&["cache", "sweep"], "sweep"),
+        (&["cache", "stats", "--port", "0"], "0"),
+        (&["cache", "clear", "--all"], "--all"),
         (&["generate"], "MODEL"),
         (&["generate", "m", "--prompt", "a", "--prompt-file", "b"], "--prompt-file"),
         (&["generate", "m", "--prompt", "a", "--system", "b"], "--chat"),
@@ -349,6 +359,12 @@ fn ps_and_stop_without_a_server_are_4() {
         let ran = place.run(&[command]).exits(4);
         assert!(ran.err.contains("no server") && ran.err.contains("hearth serve"), "{ran:?}");
     }
+    for command in ["stats", "flush", "clear"] {
+        let ran = place.run(&["cache", command, "--json"]).exits(4);
+        assert!(ran.out.is_empty() && ran.err.contains("no server") && ran.err.contains("hearth serve"), "{ran:?}");
+        let ran = place.run(&["cache", command, "--port", "9"]).exits(4);
+        assert!(ran.err.contains("127.0.0.1:9"), "{ran:?}");
+    }
     let run = place.run(&["run", "--url", "http://127.0.0.1:9"]).exits(4);
     assert!(run.err.contains("127.0.0.1:9"), "{run:?}");
 }
@@ -371,6 +387,108 @@ fn a_server_is_shown_and_stopped() {
     assert_eq!(server.wait().code(), Some(0));
     assert!(!record.exists());
     server.place.run(&["stop"]).exits(4);
+}
+
+/// A chat long enough to be kept by the prompt cache.
+fn long_chat() -> Value {
+    let content = "All work and no play makes a long prompt. ".repeat(12);
+    json!({"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0, "ignore_eos": true})
+}
+
+#[test]
+fn the_prompt_cache_is_shown_flushed_and_cleared() {
+    let args = ["--cache-ram", "64MB", "--cache-ssd", "1GiB", "--cache-dir", "kept", "--cache-idle", "100000"];
+    let mut server = Server::start(&golden(TINY), &[&args[..], &["--api-key", "secret"]].concat());
+    let http = support::http();
+    let chat = || {
+        let request = http.post(format!("{}/v1/chat/completions", server.url)).bearer_auth("secret");
+        let reply = request.json(&long_chat()).send().unwrap();
+        assert_eq!(reply.status(), 200);
+        reply.json::<Value>().unwrap()
+    };
+    let first = chat();
+    let again = chat();
+    assert_eq!(again["choices"][0]["message"], first["choices"][0]["message"]);
+    assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    let prompt = again["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], prompt - 1, "case 28: one is computed anew");
+
+    let stats = || server.place.run(&["cache", "stats", "--json"]).exits(0).json();
+    let figures = stats();
+    assert_eq!((&figures["ram"]["cap"], &figures["ssd"]["cap"]), (&json!(64_000_000), &json!(1u64 << 30)), "{figures}");
+    assert_eq!((&figures["ssd"]["state"], &figures["ram"]["hits"]), (&json!("ready"), &json!(1)), "{figures}");
+    let folder = server.place.path("kept");
+    assert_eq!(figures["ssd"]["dir"].as_str().map(Path::new), Some(folder.as_path()), "{figures}");
+    let shown = server.place.run(&["cache", "stats"]).exits(0).out;
+    assert!(shown.contains(" of 64 MB in ") && shown.contains(" of 1 GiB in ") && shown.contains("1 hits"), "{shown}");
+    let ps = server.place.run(&["ps"]).exits(0).out;
+    assert!(ps.contains("cache   ") && ps.contains("tokens reused"), "{ps}");
+
+    // By the recorded port and by its number; the API key is not the admin's.
+    let port = server.port().to_string();
+    for command in ["flush", "clear"] {
+        let url = format!("{}/api/hearth/cache/{command}", server.url);
+        assert_eq!(http.post(url).bearer_auth("secret").send().unwrap().status(), 401);
+    }
+    let flushed = server.place.run(&["cache", "flush", "--json"]).exits(0).json();
+    assert_eq!(flushed["failed"], json!([]), "{flushed}");
+    let figures = stats();
+    assert!(flushed["entries"].as_u64().unwrap() >= 1 && figures["ssd"]["pending"] == 0, "{flushed} {figures}");
+    assert!(figures["ssd"]["files"].as_u64().unwrap() >= 1, "{flushed} {figures}");
+    assert!(fs::read_dir(&folder).unwrap().count() >= 1);
+    let flushed = server.place.run(&["cache", "flush", "--port", &port]).exits(0).out;
+    assert!(flushed.starts_with("on disk: ") && flushed.contains("0 B written"), "it is there already: {flushed}");
+    let stranger = Place::new();
+    let refused = stranger.run(&["cache", "clear", "--port", &port]).exits(1);
+    assert!(refused.err.contains("HEARTH_HOME"), "{refused:?}");
+    let cleared = server.place.run(&["cache", "clear"]).exits(0).out;
+    assert!(cleared.starts_with("removed ") && !cleared.contains(" 0 files"), "{cleared}");
+    let figures = stats();
+    assert_eq!((&figures["ram"]["entries"], &figures["ssd"]["files"]), (&json!(0), &json!(0)), "{figures}");
+    assert_eq!(chat()["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "nothing is left");
+    server.place.run(&["stop"]).exits(0);
+    assert_eq!(server.wait().code(), Some(0));
+}
+
+#[test]
+fn a_stopped_server_saves_its_prompt_cache() {
+    let mut server = Server::start(&golden(TINY), &[]);
+    let first = server.ask("/v1/chat/completions", &long_chat());
+    server.idle();
+    server.signal(Signal::TERM);
+    let said = server.line();
+    let folder = server.place.home().join("cache");
+    assert!(said.contains("saved") && said.contains(folder.to_str().unwrap()), "{said}");
+    assert_eq!(server.wait().code(), Some(0));
+    assert!(!server.place.home().join("server.json").exists());
+    let mut again = server.place.hearth(&["serve", "--port", "0"]);
+    again.arg(golden(TINY));
+    let place = std::mem::replace(&mut server.place, Place::new());
+    let again = Server::spawn(place, again);
+    assert!(again.line().starts_with("ready: "));
+    let second = again.ask("/v1/chat/completions", &long_chat());
+    assert!(second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 0, "{second}");
+    assert_eq!(second["choices"][0]["message"], first["choices"][0]["message"]);
+}
+
+#[test]
+fn a_tier_of_0_bytes_is_off() {
+    let mut server = Server::start(&golden(TINY), &["--cache-ram", "0", "--cache-ssd", "0", "--keep-client-headers"]);
+    let body = json!({"messages": [{"role": "system", "content": "x-anthropic-billing-header: cch=a1;\nBe brief."},
+        {"role": "user", "content": "x"}], "max_tokens": 1});
+    let kept = server.ask("/v1/chat/completions", &body)["usage"]["prompt_tokens"].clone();
+    for _ in 0..2 {
+        let reply = server.ask("/v1/chat/completions", &long_chat());
+        assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    }
+    let shown = server.place.run(&["cache", "stats"]).exits(0).out;
+    assert!(shown.contains("memory  off\n") && shown.contains("disk    off\n"), "{shown}");
+    server.place.run(&["stop"]).exits(0);
+    assert_eq!(server.wait().code(), Some(0));
+    // Without the flag the header line is no part of the prompt: one token a byte.
+    let plain = Server::start(&golden(TINY), &[]);
+    let gone = plain.ask("/v1/chat/completions", &body)["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(kept.as_u64().unwrap() - gone, "x-anthropic-billing-header: cch=a1;\n".len() as u64);
 }
 
 #[test]

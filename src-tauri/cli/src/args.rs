@@ -1,5 +1,6 @@
 //! The command line as data: every command, flag, default and environment variable. Nothing here does anything.
 
+use crate::sizes;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -55,6 +56,9 @@ pub enum Command {
     /// Stop the running server
     #[command(after_help = EXIT_CODES)]
     Stop(DataArgs),
+    /// Show, flush or clear the prompt cache of the running server
+    #[command(subcommand, after_help = EXIT_CODES)]
+    Cache(CacheCommand),
     /// Check that this computer is ready, and say what to do where it is not
     #[command(after_help = EXIT_CODES)]
     Doctor(DataArgs),
@@ -63,6 +67,31 @@ pub enum Command {
 /// Options of a command that only prints data.
 #[derive(Debug, Args)]
 pub struct DataArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hearth cache`.
+#[derive(Debug, Subcommand)]
+pub enum CacheCommand {
+    /// Show what the cache holds and what it saved
+    #[command(after_help = EXIT_CODES)]
+    Stats(CacheArgs),
+    /// Write all of it to disk; returns when that is done, with 1 and the reason if something could not be written
+    #[command(after_help = EXIT_CODES)]
+    Flush(CacheArgs),
+    /// Remove all of it from memory and disk
+    #[command(after_help = EXIT_CODES)]
+    Clear(CacheArgs),
+}
+
+/// Options of `hearth cache`.
+#[derive(Debug, Args)]
+pub struct CacheArgs {
+    /// Talk to the server on this port [default: the one that `hearth ps` shows]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: Option<u16>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -97,6 +126,12 @@ pub struct ServeArgs {
     /// How the engine runs.
     #[command(flatten)]
     pub engine: EngineArgs,
+    /// The prompt cache.
+    #[command(flatten)]
+    pub cache: CacheFlags,
+    /// Leave the x-anthropic-billing-header line at the start of a system prompt, which is new with every request
+    #[arg(long)]
+    pub keep_client_headers: bool,
     /// A key that requests must carry; may be given several times [default: any key is accepted]
     #[arg(long = "api-key", env = "HEARTH_API_KEY", value_name = "KEY", hide_env_values = true)]
     pub api_keys: Vec<String>,
@@ -106,6 +141,26 @@ pub struct ServeArgs {
     /// A further web origin that may call this server, such as http://localhost:3000; may be given several times
     #[arg(long = "allow-origin", env = "HEARTH_ALLOW_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub allow_origins: Vec<String>,
+}
+
+/// The prompt cache of `hearth serve`. A SIZE has a unit: 2GB, 512MiB; 0 turns its tier off.
+#[derive(Debug, Clone, Args)]
+pub struct CacheFlags {
+    /// Folder of the prompt cache's files [default: cache in Hearth's home]
+    #[arg(long, value_name = "FOLDER")]
+    pub cache_dir: Option<PathBuf>,
+    /// Most memory for the prompt cache, such as 2GB; 0 turns it off [default: 8GiB, or a quarter of the memory]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
+    pub cache_ram: Option<u64>,
+    /// Most disk space for the prompt cache, such as 32GB; 0 turns it off [default: 32GiB]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
+    pub cache_ssd: Option<u64>,
+    /// Seconds until what nobody uses moves from memory to disk
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = count(1, 1 << 30))]
+    pub cache_idle: u32,
+    /// Keep keys and values in 4 or 8 bits: less memory for each token, a little less exact [default: as computed]
+    #[arg(long, value_name = "BITS", value_parser = ["4", "8"])]
+    pub kv_bits: Option<String>,
 }
 
 /// `hearth run`.

@@ -1,7 +1,7 @@
 //! Talking HTTP to a running Hearth: health, figures, streamed chat, the request to stop.
 
 use crate::failure::Failure;
-use hearth_core::stats::{Health, Stats};
+use hearth_core::stats::{CacheClear, CacheFlush, Health, Stats};
 use reqwest::{RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -91,6 +91,35 @@ impl Client {
         if reply.status().is_success() { Ok(()) } else { Err(self.refusal(reply).await) }
     }
 
+    /// Has the prompt cache written to disk; answers when that is done.
+    ///
+    /// # Errors
+    /// Exit code 4 when it cannot be reached, 1 when it refuses.
+    pub async fn flush_cache(&self) -> Result<CacheFlush, Failure> {
+        self.admin("/api/hearth/cache/flush").await
+    }
+
+    /// Has the prompt cache emptied.
+    ///
+    /// # Errors
+    /// Exit code 4 when it cannot be reached, 1 when it refuses.
+    pub async fn clear_cache(&self) -> Result<CacheClear, Failure> {
+        self.admin("/api/hearth/cache/clear").await
+    }
+
+    /// An admin request that may write or remove gigabytes.
+    async fn admin<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
+        let reply = self.send(self.request(reqwest::Method::POST, path).timeout(LONG)).await?;
+        match reply.status() {
+            StatusCode::OK => self.read(reply).await,
+            StatusCode::UNAUTHORIZED => Err(Failure::no(format!(
+                "{} does not take orders from here: it belongs to another HEARTH_HOME; set that, and leave out --port",
+                self.base
+            ))),
+            _ => Err(self.refusal(reply).await),
+        }
+    }
+
     /// One streamed chat request; `on` gets each piece as it comes. Dropping the future cancels the answer.
     ///
     /// # Errors
@@ -172,6 +201,8 @@ impl Client {
 
 /// How long an answer that costs no computation may take.
 const QUICK: Duration = Duration::from_secs(5);
+/// How long the disk may take.
+const LONG: Duration = Duration::from_secs(600);
 
 /// Reads one chunk of a streamed chat.
 fn pieces(data: &str, on: &mut (dyn FnMut(Piece) + Send)) -> Result<(), ChatError> {

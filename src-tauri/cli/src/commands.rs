@@ -1,5 +1,6 @@
 //! The commands, one module each, and which one to run.
 
+mod cache;
 mod doctor;
 mod generate;
 mod import;
@@ -31,6 +32,7 @@ pub fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Ls(args) => ls::run(&args, &home),
         Command::Ps(args) => wait(ps::run(&args, &home)),
         Command::Stop(args) => wait(stop::run(&args, &home)),
+        Command::Cache(command) => wait(cache::run(&command, &home)),
         Command::Doctor(args) => wait(doctor::run(&args, &home)),
     }
 }

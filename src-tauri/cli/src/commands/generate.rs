@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::output;
 use hearth_core::sampling::SamplingParams;
 use hearth_core::{Backend, Event, Finish, GenerateRequest, ServedModel};
-use hearth_engine::{Engine, EngineHandle, EngineOptions};
+use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
 use hearth_library::home::Home;
 use hearth_server::{ChatTemplate, RenderInput};
 use serde::Serialize;
@@ -49,6 +49,8 @@ pub async fn run(args: GenerateArgs, home: &Home) -> Result<(), Failure> {
         max_rows: 1,
         prefill_chunk: args.engine.prefill_chunk as usize,
         context: args.engine.context.map(|n| n as usize),
+        // One prompt: nothing comes back to it.
+        cache: CacheOptions { ram: 0, ssd: 0, ..CacheOptions::default() },
         ..EngineOptions::default()
     })?;
     let result = async {
@@ -58,7 +60,8 @@ pub async fn run(args: GenerateArgs, home: &Home) -> Result<(), Failure> {
         answer(&args, &engine, &model, request, load_ms).await
     };
     let result = result.await;
-    local::shut_down(engine, result.as_ref().map_or_else(|failure| failure.code as i32, |()| 0)).await;
+    let code = result.as_ref().map_or_else(|failure| failure.code as i32, |()| 0);
+    local::shut_down(engine, local::BUSY, code).await;
     result
 }
 

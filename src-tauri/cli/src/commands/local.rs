@@ -2,13 +2,16 @@
 
 use crate::commands::model;
 use crate::failure::Failure;
-use hearth_engine::{Engine, EngineHandle, EngineOptions};
+use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
 use hearth_library::home::Home;
 use hearth_server::{ServerConfig, bind, serve};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+
+/// How long an engine with nothing to save may take to end.
+pub const BUSY: Duration = Duration::from_secs(1);
 
 /// A server on a free port of loopback, for this process only.
 pub struct Local {
@@ -27,7 +30,9 @@ impl Local {
         let Some(entry) = model::pick(name, home)? else {
             return Err(Failure::usage("which model? Name one of those that `hearth ls` lists"));
         };
-        let engine = Engine::start(EngineOptions::default())?;
+        // A chat's turns find each other in memory; nothing of it stays on disk.
+        let cache = CacheOptions { ram: default_cache_ram(), ssd: 0, ..CacheOptions::default() };
+        let engine = Engine::start(EngineOptions { cache, ..EngineOptions::default() })?;
         model::load(&engine, &entry).await?;
         let config = ServerConfig { port: 0, shutdown_grace: Duration::from_millis(200), ..ServerConfig::default() };
         let bound = bind(config).await.map_err(|e| Failure::no(e.to_string()))?;
@@ -47,15 +52,25 @@ impl Local {
     pub async fn stop(self) {
         let _ = self.stop.send(());
         let _ = self.task.await;
-        shut_down(self.engine, 0).await;
+        shut_down(self.engine, BUSY, 0).await;
     }
 }
 
-/// Ends the engine. One that is in the middle of a long computation is not waited for: the process ends without running
-/// its exit handlers, since MLX's would pull away what the engine thread still uses. `code` is its exit code then.
-pub async fn shut_down(engine: EngineHandle, code: i32) {
+/// Memory for the prompt cache when nobody says how much: 8 GiB, or a quarter of what there is.
+pub fn default_cache_ram() -> u64 {
+    const MOST: u64 = 8 << 30;
+    match hearth_machine::memory().total {
+        0 => MOST / 8, // unknown
+        total => MOST.min(total / 4),
+    }
+}
+
+/// Ends the engine, and waits `patience` for it. One that is in the middle of a long computation is not waited for any
+/// longer: the process ends without running its exit handlers, since MLX's would pull away what the engine thread still
+/// uses. `code` is its exit code then.
+pub async fn shut_down(engine: EngineHandle, patience: Duration, code: i32) {
     let ended = tokio::task::spawn_blocking(move || engine.shutdown());
-    if tokio::time::timeout(Duration::from_secs(1), ended).await.is_err() {
+    if tokio::time::timeout(patience, ended).await.is_err() {
         tracing::debug!("the engine is busy and is left behind");
         crate::system::leave_at_once(code);
     }

@@ -50,6 +50,7 @@ fn summary(health: &Health, stats: &Stats) -> String {
         "model   {model}\n\
          rows    {} of {} busy, {} waiting\n\
          memory  {} in all, of it {} weights, {} KV caches, {} allocator cache\n\
+         cache   {} in memory, {} on disk, {} tokens reused\n\
          so far  {} requests, {} prompt tokens, {} generated tokens\n",
         stats.rows.len(),
         stats.max_rows,
@@ -58,6 +59,9 @@ fn summary(health: &Health, stats: &Stats) -> String {
         size(memory.weights),
         size(memory.kv),
         size(memory.mlx_cache),
+        size(stats.cache.ram.bytes),
+        size(stats.cache.ssd.bytes),
+        stats.cache.ram.reused_tokens + stats.cache.ssd.reused_tokens,
         totals.requests,
         totals.prompt_tokens,
         totals.generated_tokens,

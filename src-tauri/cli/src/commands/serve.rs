@@ -5,8 +5,9 @@ use crate::client::Client;
 use crate::commands::{local, model};
 use crate::failure::Failure;
 use crate::output;
-use hearth_core::stats::Health;
-use hearth_engine::{Engine, EngineHandle, EngineOptions};
+use hearth_core::Backend;
+use hearth_core::stats::{Health, SsdState};
+use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
 use hearth_library::home::{Home, HomeLock, Ownership, ServerRecord, now};
 use hearth_library::scan::ModelEntry;
 use hearth_server::{Bound, ServerConfig, StartError, bind, serve};
@@ -32,6 +33,7 @@ pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
             config.host
         )));
     }
+    let cache = cache(&args, home)?;
     // From here on a signal ends the server in order, however early it comes.
     let stop = stop_on_signals()?;
     let entry = model::pick(args.model.as_deref(), home)?;
@@ -62,6 +64,7 @@ pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
         max_rows: args.max_rows as usize,
         prefill_chunk: args.engine.prefill_chunk as usize,
         context: args.engine.context.map(|n| n as usize),
+        cache,
         ..EngineOptions::default()
     })?;
     let served = answer(bound, &engine, stop, async |engine| match &entry {
@@ -71,15 +74,77 @@ pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
         Some(entry) => ready(engine, entry, home, &lock, &mut record).await,
     });
     let served = served.await;
+    // Nobody is told any more of a server that does not answer; the home is this process's until the cache is saved.
+    let _ = std::fs::remove_file(home.server_json());
+    let ended = match served {
+        Ok(()) => end(engine, 0).await,
+        Err(failure) => {
+            failure.report();
+            end(engine, failure.code as i32).await?;
+            Err(Failure { message: String::new(), ..failure })
+        }
+    };
     drop(lock);
-    // The record is gone; whatever happens to the engine now, nobody is told of a server that does not answer.
-    if let Err(failure) = served {
-        failure.report();
-        local::shut_down(engine, failure.code as i32).await;
-        return Err(Failure { message: String::new(), ..failure });
+    ended
+}
+
+/// How long the prompt cache may take to get to disk when the server ends.
+const SAVING: Duration = Duration::from_secs(60);
+
+/// Ends the engine when its prompt cache is on disk, and says what became of that.
+async fn end(engine: EngineHandle, code: i32) -> Result<(), Failure> {
+    let cache = engine.stats().cache;
+    // With the tier off there is nothing to wait for, and nothing that anybody would expect to find again.
+    if cache.ssd.state == SsdState::Off || (cache.ram.entries == 0 && cache.ssd.pending == 0) {
+        local::shut_down(engine, local::BUSY, code).await;
+        return Ok(());
     }
-    local::shut_down(engine, 0).await;
-    Ok(())
+    let started = Instant::now();
+    let said = match tokio::time::timeout(SAVING, engine.flush_cache()).await {
+        Ok(Ok(flush)) if flush.failed.is_empty() => {
+            let ssd = engine.stats().cache.ssd;
+            let (on_disk, dir) = (output::size(ssd.bytes), ssd.dir.unwrap_or_default());
+            output::line(&format!("the prompt cache is saved: {on_disk} in {}", dir.display()))
+        }
+        Ok(Ok(flush)) => {
+            eprintln!("the prompt cache is not all saved: {}", flush.failed.join("; "));
+            Ok(())
+        }
+        Ok(Err(lost)) => {
+            eprintln!("the prompt cache is not saved: {lost}");
+            Ok(())
+        }
+        Err(_) => {
+            let ssd = engine.stats().cache.ssd;
+            eprintln!(
+                "the prompt cache is not all saved in {} s: {} are lost",
+                SAVING.as_secs(),
+                output::size(ssd.pending)
+            );
+            Ok(())
+        }
+    };
+    // What a cancelled row leaves after the flush is saved by the engine itself.
+    local::shut_down(engine, SAVING.saturating_sub(started.elapsed()).max(local::BUSY), code).await;
+    said
+}
+
+/// The prompt cache's settings.
+fn cache(args: &ServeArgs, home: &Home) -> Result<CacheOptions, Failure> {
+    let flags = &args.cache;
+    let dir = match &flags.cache_dir {
+        Some(dir) => std::path::absolute(dir)
+            .map_err(|e| Failure::usage(format!("`--cache-dir` {} cannot be used: {e}", dir.display())))?,
+        None => home.cache(),
+    };
+    Ok(CacheOptions {
+        ram: flags.cache_ram.unwrap_or_else(local::default_cache_ram),
+        ssd: flags.cache_ssd.unwrap_or(32 << 30),
+        dir: Some(dir),
+        kv_bits: flags.kv_bits.as_deref().and_then(|bits| bits.parse().ok()),
+        idle: Duration::from_secs(flags.cache_idle.into()),
+        ..CacheOptions::default()
+    })
 }
 
 /// Serves while `then` runs and after it, until `stop`; ends early when `then` fails.
@@ -147,6 +212,7 @@ fn config(args: &ServeArgs, token: &str) -> ServerConfig {
         api_keys,
         allowed_hosts: args.allow_hosts.clone(),
         allowed_origins: args.allow_origins.clone(),
+        keep_client_headers: args.keep_client_headers,
         admin_token: Some(token.to_owned()),
         // With the engine's own second this stays under the three that a stop may take.
         shutdown_grace: Duration::from_millis(1500),

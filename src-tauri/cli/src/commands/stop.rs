@@ -9,8 +9,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// How long a server may take to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a server may take to end: its prompt cache goes to disk first.
+const PATIENCE: Duration = Duration::from_secs(75);
+/// After this long the user learns why it takes so long.
+const QUIET: Duration = Duration::from_secs(3);
 
 /// Stops the server and waits for its end.
 ///
@@ -29,7 +31,12 @@ pub async fn run(args: &DataArgs, home: &Home) -> Result<(), Failure> {
         }
     }
     let start = Instant::now();
+    let mut told = false;
     while holds(home, pid)? {
+        if start.elapsed() > QUIET && !told {
+            eprintln!("waiting for process {pid}, which may have its prompt cache to save");
+            told = true;
+        }
         if start.elapsed() > PATIENCE {
             return Err(Failure::no(format!(
                 "process {pid} has not ended in {} s; `kill {pid}` ends it",

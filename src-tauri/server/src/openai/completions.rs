@@ -110,6 +110,9 @@ fn prompts(f: Fields<'_>) -> Result<Vec<Prompt>, ServerError> {
     Ok(prompts)
 }
 
+/// Token ids of a prompt, and what remembering its answer needs.
+type Ids = (Vec<u32>, Option<Memo>);
+
 /// Token ids of a prompt, at least one, all of them in the model's vocabulary; and what remembering its answer needs,
 /// where the prompt is a text that a later one may begin with.
 fn prompt_ids(
@@ -117,7 +120,7 @@ fn prompt_ids(
     prompt: &Prompt,
     suffix: Option<&str>,
     model: &ServedModel,
-) -> Result<(Vec<u32>, Option<Memo>), ServerError> {
+) -> Result<Ids, ServerError> {
     let tokenizer = &model.tokenizer;
     let (mut ids, memo) = match (prompt, suffix) {
         (Prompt::Text(text), None) => {
@@ -159,7 +162,7 @@ async fn start(state: AppState, request: CompletionRequest) -> Result<(Running, 
     let model = state.backend().resolve(common.model.as_deref()).await?;
     let sampling = common.sampling(&model)?;
     let (s, m) = (state.clone(), model.clone());
-    let work = move || -> Result<Vec<((Vec<u32>, Option<Memo>), String)>, ServerError> {
+    let work = move || -> Result<Vec<(Ids, String)>, ServerError> {
         let each = prompts.into_iter().map(|prompt| {
             let ids = prompt_ids(&s, &prompt, suffix.as_deref(), &m)?;
             let echoed = match prompt {
