@@ -65,6 +65,12 @@ impl Entry {
         self.caches.iter().map(LayerCache::min_reusable).max().unwrap_or(0)
     }
 
+    /// Views of its first `tokens` tokens.
+    pub fn lend(&self, tokens: usize, lease: &Lease) -> Lent {
+        let caches = self.caches.iter().map(|c| c.lend(tokens, lease)).collect();
+        Lent { caches, attachments: self.attachments.iter().map(Attachment::share).collect() }
+    }
+
     /// Whether tokens and caches belong together, and the arrays are the entry's own.
     fn is_valid(&self) -> bool {
         let belongs = |c: &LayerCache| c.offset() == self.tokens.len() && !c.is_lent();
@@ -165,8 +171,7 @@ impl PromptCache {
     /// Views of an entry's first tokens, for the row that made it.
     pub fn views(&self, hit: Hit) -> Option<Lent> {
         let Held { entry, lease, .. } = self.held.get(&hit.id)?;
-        let caches = entry.caches.iter().map(|c| c.lend(hit.tokens, lease)).collect();
-        Some(Lent { caches, attachments: entry.attachments.iter().map(Attachment::share).collect() })
+        Some(entry.lend(hit.tokens, lease))
     }
 
     /// Hands an entry over, cut to its first tokens: for when there is no room for a copy.
@@ -179,6 +184,12 @@ impl PromptCache {
         self.counts.moved += 1;
         self.counts.reused_tokens += hit.tokens as u64;
         Some(Lent { caches, attachments })
+    }
+
+    /// Counts a hit on an entry that has left already.
+    pub fn found_elsewhere(&mut self, tokens: usize) {
+        self.counts.hits += 1;
+        self.counts.reused_tokens += tokens as u64;
     }
 
     /// Counts a request that found nothing.

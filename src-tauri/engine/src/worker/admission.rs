@@ -65,7 +65,8 @@ impl Worker<'_> {
     fn begin(&mut self, submitted: Submitted) {
         let Some(model) = &self.model else { return self.refuse(submitted, EngineError::EngineLost) };
         let prompt = &submitted.request.prompt;
-        let in_memory = self.cache.longest(&model.namespace, prompt).map_or(0, |hit| hit.tokens);
+        let held = self.cache.longest(&model.namespace, prompt).map_or(0, |hit| hit.tokens);
+        let in_memory = self.spilling.longest(&model.namespace, prompt).max(held);
         let found =
             self.disk.and_then(|disk| Some((disk, disk.find(&model.namespace, prompt, parts(model), in_memory)?)));
         match found {
@@ -81,7 +82,12 @@ impl Worker<'_> {
 
     fn begin_from_memory(&mut self, submitted: Submitted) {
         let Some(model) = &self.model else { return self.refuse(submitted, EngineError::EngineLost) };
-        let hit = self.cache.longest(&model.namespace, &submitted.request.prompt);
+        let (namespace, prompt) = (model.namespace, &submitted.request.prompt);
+        let hit = self.cache.longest(&namespace, prompt);
+        if let Some((state, tokens)) = self.spilling.lend(&namespace, prompt, hit.map_or(0, |hit| hit.tokens)) {
+            self.cache.found_elsewhere(tokens);
+            return self.start(submitted, state, tokens);
+        }
         match hit.and_then(|hit| Some((self.take_hit(hit)?, hit.tokens))) {
             Some((state, tokens)) => self.start(submitted, state, tokens),
             None => {

@@ -3,10 +3,10 @@
 
 use super::Worker;
 use super::admission::parts;
-use crate::cache::LayerCache;
-use crate::disk::{Cleared, Flushed, Piece, Progress, Ticket};
+use crate::cache::{LayerCache, Lease};
+use crate::disk::{Cleared, Flushed, Namespace, Piece, Progress, Ticket};
 use crate::error::Result;
-use crate::prompt_cache::{Entry, EntryId};
+use crate::prompt_cache::{Entry, EntryId, Lent};
 use hearth_core::stats::{CacheClear, CacheFlush};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -50,6 +50,8 @@ struct Flush {
     /// Spills that it waits for.
     left: BTreeSet<u64>,
     report: CacheFlush,
+    /// Bytes that the disk had written when it began.
+    written_before: u64,
     /// The disk's own answer, once all was handed over.
     disk: Option<Receiver<Flushed>>,
 }
@@ -71,16 +73,41 @@ impl Spilling {
     pub(super) fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.settling.is_empty() && self.flushes.is_empty()
     }
+
+    /// Entries that left the cache and are not safe on disk yet. There are few: their bytes are bounded.
+    fn evicted(&self) -> impl Iterator<Item = &Entry> {
+        self.queue.iter().chain(&self.settling).filter_map(|spill| match &spill.source {
+            Source::Evicted(entry) => Some(entry),
+            Source::Held(_) => None,
+        })
+    }
+
+    /// The longest prefix of the prompt that an entry on its way to disk can give, in tokens.
+    pub(super) fn longest(&self, namespace: &Namespace, prompt: &[u32]) -> usize {
+        self.best(namespace, prompt).map_or(0, |(tokens, _)| tokens)
+    }
+
+    /// Views of it, if it is longer than `longer_than`.
+    pub(super) fn lend(&self, namespace: &Namespace, prompt: &[u32], longer_than: usize) -> Option<(Lent, usize)> {
+        let best = self.best(namespace, prompt).filter(|(tokens, _)| *tokens > longer_than);
+        best.map(|(tokens, entry)| (entry.lend(tokens, &Lease::default()), tokens))
+    }
+
+    fn best(&self, namespace: &Namespace, prompt: &[u32]) -> Option<(usize, &Entry)> {
+        let usable = |entry: &Entry| {
+            let shared = entry.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+            let tokens = shared.min(prompt.len().saturating_sub(1));
+            let gives = tokens == entry.tokens.len() || entry.reusable_from().is_some_and(|from| from <= tokens);
+            (entry.namespace == *namespace && gives).then_some(tokens)
+        };
+        self.evicted().filter_map(|entry| Some((usable(entry)?, entry))).max_by_key(|(tokens, _)| *tokens)
+    }
 }
 
 impl Worker<'_> {
     /// Bytes of entries that are nowhere else any more.
     pub(super) fn spilling_bytes(&self) -> u64 {
-        let bytes = |spill: &Spill| match &spill.source {
-            Source::Evicted(entry) => entry.bytes(),
-            Source::Held(_) => 0,
-        };
-        self.spilling.queue.iter().map(bytes).sum()
+        self.spilling.evicted().map(Entry::bytes).sum()
     }
 
     /// An entry that has no room in memory any more goes to disk, if there is one that keeps up.
@@ -124,13 +151,7 @@ impl Worker<'_> {
                     break;
                 }
                 Ok(true) if !spill.pieces.is_empty() => self.spilling.queue.push_front(spill),
-                Ok(true) => {
-                    if let Source::Evicted(_) = spill.source {
-                        // All bytes are handed over: the arrays can go.
-                        spill.source = Source::Held(EntryId::MAX);
-                    }
-                    self.spilling.settling.push(spill);
-                }
+                Ok(true) => self.spilling.settling.push(spill),
                 Err(error) => {
                     tracing::warn!(%error, "a prompt is not written to disk");
                     spill.pieces.clear();
@@ -187,8 +208,7 @@ impl Worker<'_> {
         let mut settling = std::mem::take(&mut self.spilling.settling);
         settling.retain(|spill| {
             let progress = spill.ticket.as_ref().map_or(Progress::Failed("it was given up".into()), Ticket::progress);
-            let given_up =
-                matches!(spill.source, Source::Held(id) if id != EntryId::MAX && self.cache.entry(id).is_none());
+            let given_up = matches!(spill.source, Source::Held(id) if self.cache.entry(id).is_none());
             match progress {
                 Progress::Pending => return true,
                 Progress::Durable => {
@@ -237,20 +257,21 @@ impl Worker<'_> {
 
     /// Starts a flush of everything in memory.
     pub(super) fn flush_prompt_cache(&mut self, reply: oneshot::Sender<CacheFlush>) {
-        if self.disk.is_none() {
+        let Some(disk) = self.disk else {
             let failed = match self.cache.ids().len() {
                 0 => Vec::new(),
                 n => vec![format!("{n} prompts are only in memory: the cache on disk is off (--cache-ssd)")],
             };
             return drop(reply.send(CacheFlush { failed, ..CacheFlush::default() }));
-        }
+        };
+        let written_before = disk.stats().written;
         // What is on its way already counts as well.
         let on_its_way = self.spilling.queue.iter().chain(&self.spilling.settling).map(|spill| spill.number);
         let mut left: BTreeSet<u64> = on_its_way.collect();
         for id in self.cache.ids() {
             left.insert(self.spill(Source::Held(id), false));
         }
-        self.spilling.flushes.push(Flush { reply, left, report: CacheFlush::default(), disk: None });
+        self.spilling.flushes.push(Flush { reply, left, report: CacheFlush::default(), written_before, disk: None });
     }
 
     fn answer_flushes(&mut self) {
@@ -265,10 +286,11 @@ impl Worker<'_> {
                 Err(TryRecvError::Empty) => self.spilling.flushes.push(flush),
                 answer => {
                     let flushed = answer.unwrap_or_default();
-                    flush.report.bytes = flushed.bytes;
+                    flush.report.bytes = disk.stats().written.saturating_sub(flush.written_before);
                     flush.report.failed.extend(flushed.failed);
                     flush.report.failed.sort();
                     flush.report.failed.dedup();
+                    self.publish(true);
                     let _ = flush.reply.send(flush.report);
                 }
             }
@@ -304,6 +326,7 @@ impl Worker<'_> {
     /// Empties both tiers.
     pub(super) fn clear_prompt_cache(&mut self) -> CacheClear {
         self.spilling.queue.clear();
+        self.spilling.settling.clear();
         let (entries, bytes) = self.cache.clear();
         let _ = hearth_mlx::clear_cache();
         let Cleared { files, bytes: file_bytes, .. } =
