@@ -59,9 +59,11 @@ impl Local {
 /// Memory for the prompt cache when nobody says how much: 8 GiB, or a quarter of what there is.
 pub fn default_cache_ram() -> u64 {
     const MOST: u64 = 8 << 30;
+    // A size that people can read when it is printed back.
+    const STEP: u64 = 128 << 20;
     match hearth_machine::memory().total {
         0 => MOST / 8, // unknown
-        total => MOST.min(total / 4),
+        total => MOST.min((total / 4 / STEP).max(1) * STEP),
     }
 }
 
