@@ -59,6 +59,8 @@ binary! {
     subtract = mlx_subtract;
     multiply = mlx_multiply;
     divide = mlx_divide;
+    /// `self` to the power of `other`.
+    power = mlx_power;
     maximum = mlx_maximum;
     minimum = mlx_minimum;
     /// Matrix product over the last two axes, broadcast over the others.
