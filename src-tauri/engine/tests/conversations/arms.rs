@@ -1,0 +1,153 @@
+//! Engines with and without a prompt cache, their answers, and how two answers are compared.
+
+use crate::script::Turn;
+use hearth_core::event::{TokenInfo, Usage};
+use hearth_core::stats::Stats;
+use hearth_core::{Backend, Event, GenerateRequest, Generation, ServedModel};
+use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Two logits this close are a tie that rounding may break either way.
+pub const NEAR: f32 = 0.01;
+
+/// A tiny model made by `cargo xtask goldens`.
+pub fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens").join(name)
+}
+
+/// An engine with its model.
+pub struct Arm {
+    pub engine: EngineHandle,
+    pub model: Arc<ServedModel>,
+}
+
+impl Arm {
+    /// With this cache and largest prefill chunk.
+    pub fn start(dir: &Path, cache: CacheOptions, prefill_chunk: usize) -> Self {
+        let engine = Engine::start(EngineOptions { cache, prefill_chunk, ..EngineOptions::default() }).unwrap();
+        let model = engine.load(dir.to_owned(), "model".into()).blocking_recv().unwrap().unwrap();
+        Arm { engine, model }
+    }
+
+    /// Without a cache.
+    pub fn cold(dir: &Path, kv_bits: Option<u8>) -> Self {
+        Self::start(dir, CacheOptions { ram: 0, ssd: 0, kv_bits, ..CacheOptions::default() }, 2048)
+    }
+
+    /// All answers, the requests submitted at once.
+    pub fn ask(&self, requests: impl Iterator<Item = GenerateRequest>) -> Vec<Answer> {
+        ask_all(&self.engine, &self.model, requests)
+    }
+
+    /// Waits, for at most twenty seconds, until every request has ended and is counted.
+    pub fn settled(&self) -> Stats {
+        for _ in 0..4000 {
+            let stats = self.engine.stats();
+            let ended = stats.totals.finished + stats.totals.cancelled + stats.totals.failed;
+            if stats.rows.is_empty() && stats.waiting == 0 && ended == stats.totals.requests {
+                return stats;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        panic!("rows are left over: {:?}", self.engine.stats());
+    }
+
+    /// Brings everything to disk.
+    pub fn flush(&self) {
+        let flushed = block_on(self.engine.flush_cache()).unwrap();
+        assert!(flushed.failed.is_empty(), "{flushed:?}");
+    }
+}
+
+/// Waits for a future that another thread completes.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+/// What came back.
+pub struct Answer {
+    pub tokens: Vec<TokenInfo>,
+    pub usage: Usage,
+}
+
+/// Submits all at once and waits for all.
+pub fn ask_all(
+    engine: &EngineHandle,
+    model: &ServedModel,
+    requests: impl Iterator<Item = GenerateRequest>,
+) -> Vec<Answer> {
+    let running: Vec<Generation> = requests.map(|request| engine.submit(model, request).unwrap()).collect();
+    running.into_iter().map(answer).collect()
+}
+
+fn answer(mut generation: Generation) -> Answer {
+    let (mut tokens, mut admitted) = (Vec::new(), None);
+    loop {
+        match generation.events.blocking_recv().expect("the stream ends with Finished or Failed") {
+            Event::Admitted { cached_tokens } => admitted = Some(cached_tokens),
+            Event::Prefill { .. } => {}
+            Event::Delta(delta) => tokens.extend(delta.tokens),
+            Event::Finished(finish) => {
+                assert_eq!(finish.usage.completion_tokens, tokens.len());
+                assert_eq!(admitted, Some(finish.usage.cached_tokens), "what was said at first");
+                return Answer { tokens, usage: finish.usage };
+            }
+            Event::Failed(e) => panic!("{e}"),
+        }
+    }
+}
+
+/// How far an arm's answers were from the ones without a cache.
+#[derive(Debug, Default)]
+pub struct Differences {
+    /// Steps compared.
+    pub steps: usize,
+    /// Of these, with two best logits nearer than [`NEAR`].
+    pub near: usize,
+    /// Of these, decided differently. What follows such a step is another text and is not compared.
+    pub parted: usize,
+    /// The largest difference of a log-probability.
+    pub worst: f32,
+    /// The largest gap of the two best logits at a step that was decided differently.
+    pub widest: f32,
+}
+
+impl Differences {
+    /// Compares one answer, step by step, up to the first that was decided differently. That one has to have been as
+    /// good as a tie: nothing else is tolerated. Log-probabilities may differ by `tolerance`.
+    pub fn compare(&mut self, what: &str, turn: &Turn, warm: &[TokenInfo], near: f32, tolerance: f32) {
+        assert_eq!(turn.cold.len(), warm.len(), "{what}: {}", turn.what);
+        for (step, (cold, warm)) in turn.cold.iter().zip(warm).enumerate() {
+            let (best, second) = (cold.top[0].1, cold.top[1].1);
+            self.steps += 1;
+            if best - second < NEAR {
+                self.near += 1;
+            }
+            let place = || {
+                format!(
+                    "{what}: {} prompt of {} tokens, step {step}: {:?} without the cache, {:?} with it",
+                    turn.what,
+                    turn.request.prompt.len(),
+                    cold.top,
+                    warm
+                )
+            };
+            for (id, logprob) in &warm.top {
+                if let Some((_, without)) = cold.top.iter().find(|(other, _)| other == id) {
+                    let difference = (logprob - without).abs();
+                    self.worst = self.worst.max(difference);
+                    assert!(difference <= tolerance, "{} differ by {difference}", place());
+                }
+            }
+            if cold.id != warm.id {
+                let behind = cold.top.iter().find(|(id, _)| *id == warm.id).map_or(f32::INFINITY, |t| best - t.1);
+                assert!(behind < near, "{}: not a tie", place());
+                println!("decided differently, {behind} apart: {}", place());
+                self.parted += 1;
+                self.widest = self.widest.max(behind);
+                return;
+            }
+        }
+    }
+}
