@@ -339,14 +339,16 @@ fn two_thousand_mutations_and_then_a_right_answer() {
     assert_eq!(server.idle()["totals"]["failed"], 0);
 }
 
-/// The process's memory once nothing runs any more and MLX holds the weights alone.
+/// The process's memory once nothing runs any more and MLX holds the weights and the prompt cache alone.
 fn settled(server: &Server) -> f64 {
     let mut memory = Value::Null;
-    support::eventually("MLX holds no more than the weights, within 2 %", || {
-        memory = server.idle()["memory"].clone();
+    support::eventually("MLX holds no more than the weights and the prompt cache, within 2 %", || {
+        let stats = server.idle();
+        memory = stats["memory"].clone();
         let [weights, active, cache] =
             ["weights", "mlx_active", "mlx_cache"].map(|what| memory[what].as_f64().unwrap());
-        memory["kv"] == 0 && active + cache <= weights * 1.02
+        let kept = stats["cache"]["ram"]["bytes"].as_f64().unwrap();
+        memory["kv"] == 0 && active + cache <= (weights + kept) * 1.02
     });
     // The process gives its freed pages back once it has been idle for a second: look over longer than that.
     let mut last = memory["process"].as_f64().unwrap();
@@ -358,26 +360,35 @@ fn settled(server: &Server) -> f64 {
     last
 }
 
+/// A client that goes at some moment: before its request is whole, while it waits, is prefilled or decoded.
+fn hang_up(server: &Server, dice: &mut Dice) {
+    let long = "The quick brown fox jumps over the lazy dog. ".repeat(20);
+    let stream = dice.roll(2) == 0;
+    let prompt = if dice.roll(3) == 0 { long.as_str() } else { "Once upon a time" };
+    let body = json!({"prompt": prompt, "max_tokens": 200, "ignore_eos": true, "stream": stream}).to_string();
+    let sent = if dice.roll(5) == 0 { dice.roll(body.len()) } else { body.len() };
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        server.address(),
+        body.len()
+    );
+    let mut socket = server.raw(head.as_bytes());
+    let _ = socket.write_all(&body.as_bytes()[..sent]);
+    std::thread::sleep(Duration::from_millis(dice.roll(120) as u64));
+}
+
+fn still_knows_paris(server: &Server) {
+    let answer = server
+        .ask("/v1/completions", &json!({"prompt": "The capital of France is", "temperature": 0, "max_tokens": 3}));
+    assert!(answer["choices"][0]["text"].as_str().unwrap().contains("Paris"), "{answer}");
+}
+
 #[test]
 fn clients_that_hang_up_leave_nothing_behind() {
-    let server = Server::start(&starter(), &[]);
+    // Without the prompt cache, which keeps what they computed.
+    let server = Server::start(&starter(), &["--cache-ram", "0", "--cache-ssd", "0"]);
     let mut dice = Dice(34);
     let long = "The quick brown fox jumps over the lazy dog. ".repeat(20);
-    let mut hang_up = || {
-        let stream = dice.roll(2) == 0;
-        let prompt = if dice.roll(3) == 0 { long.as_str() } else { "Once upon a time" };
-        let body = json!({"prompt": prompt, "max_tokens": 200, "ignore_eos": true, "stream": stream}).to_string();
-        // Some go before the request is whole, some while it waits, is prefilled or decoded.
-        let sent = if dice.roll(5) == 0 { dice.roll(body.len()) } else { body.len() };
-        let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-            server.address(),
-            body.len()
-        );
-        let mut socket = server.raw(head.as_bytes());
-        let _ = socket.write_all(&body.as_bytes()[..sent]);
-        std::thread::sleep(Duration::from_millis(dice.roll(120) as u64));
-    };
     // Working memory of the BLAS and of a full batch stays with the process: fill it first.
     std::thread::scope(|scope| {
         for n in 1..=8 {
@@ -387,17 +398,29 @@ fn clients_that_hang_up_leave_nothing_behind() {
         }
     });
     for _ in 0..40 {
-        hang_up();
+        hang_up(&server, &mut dice);
     }
     let before = settled(&server);
     for _ in 0..200 {
-        hang_up();
+        hang_up(&server, &mut dice);
     }
     let after = settled(&server);
     assert!(after <= before * 1.02, "the process grew from {before} to {after} bytes");
-    let answer = server
-        .ask("/v1/completions", &json!({"prompt": "The capital of France is", "temperature": 0, "max_tokens": 3}));
-    assert!(answer["choices"][0]["text"].as_str().unwrap().contains("Paris"), "{answer}");
+    still_knows_paris(&server);
+}
+
+#[test]
+fn clients_that_hang_up_leave_only_what_the_prompt_cache_counts() {
+    let server = Server::start(&starter(), &["--cache-ram", "48MB", "--cache-ssd", "0"]);
+    let mut dice = Dice(35);
+    for _ in 0..60 {
+        hang_up(&server, &mut dice);
+    }
+    settled(&server);
+    let ram = server.idle()["cache"]["ram"].clone();
+    let bytes = ram["bytes"].as_u64().unwrap();
+    assert!(bytes > 0 && bytes <= 48_000_000 && ram["lent"] == 0, "{ram}");
+    still_knows_paris(&server);
 }
 
 #[test]
