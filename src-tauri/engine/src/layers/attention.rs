@@ -100,6 +100,21 @@ impl Attention {
         if self.rope {
             qk = rotary.apply(&qk, step.angles(rotary)?)?;
         }
+        let single = (0..step.rows()).all(|row| step.tokens(row) == 1);
+        let mut output = if single && self.device == Device::Cpu {
+            self.attend_singly(&qk, &values, step, layer)?
+        } else {
+            self.attend(&qk, &values, step, layer)?
+        };
+        if let Some(gate) = gate {
+            output = output.multiply(&gate)?;
+        }
+        self.out.forward(&output)
+    }
+
+    /// Every row's attention on its own cache, one after the other.
+    fn attend(&self, qk: &Tensor, values: &Tensor, step: &mut Step<'_>, layer: usize) -> Result<Tensor> {
+        let (h, kv, d) = (self.heads, self.kv_heads, self.head_dim);
         let mut outputs = Vec::with_capacity(step.rows());
         let mut at = 0;
         for row in 0..step.rows() {
@@ -109,12 +124,12 @@ impl Attention {
             let heads_first = |t: Tensor, heads: i32| {
                 if n == 1 { t.reshape(&[1, heads, 1, d]) } else { t.transpose(&[1, 0, 2])?.expand_dims(0) }
             };
-            let keys = heads_first(part(&qk, h, h + kv)?, kv)?;
-            let values = heads_first(part(&values, 0, kv)?, kv)?;
+            let keys = heads_first(part(qk, h, h + kv)?, kv)?;
+            let values = heads_first(part(values, 0, kv)?, kv)?;
             let seen = step.cache(row, layer).update(keys, values)?;
-            let queries = part(&qk, 0, h)?;
+            let queries = part(qk, 0, h)?;
             let output = if n == 1 && (self.device == Device::Cpu || seen.packed.is_some()) {
-                self.attend_one(&queries, &seen)?
+                self.attend_one(&self.grouped(&queries)?, &seen)?.reshape(&[1, h * d])?
             } else {
                 let queries = heads_first(queries, h)?;
                 let output = match seen.reach {
@@ -133,14 +148,36 @@ impl Attention {
             outputs.push(output);
             at += n;
         }
-        let mut output = match &outputs[..] {
+        match &outputs[..] {
+            [one] => Ok(one.share()),
+            many => Ok(concatenate(many, 0)?),
+        }
+    }
+
+    /// One token of every row on a CPU: each operation costs some microseconds there however little it computes, so
+    /// that whatever can is done for all rows at once.
+    fn attend_singly(&self, qk: &Tensor, values: &Tensor, step: &mut Step<'_>, layer: usize) -> Result<Tensor> {
+        let (h, kv) = (self.heads, self.kv_heads);
+        let queries = self.grouped(&qk.slice(1, 0, h)?)?;
+        let (keys, values) = (qk.slice(1, h, h + kv)?.expand_dims(2)?, values.expand_dims(2)?);
+        let mut outputs = Vec::with_capacity(step.rows());
+        for row in 0..step.rows() {
+            let part = |of: &Tensor| of.slice(0, row as i32, row as i32 + 1);
+            let seen = step.cache(row, layer).update(part(&keys)?, part(&values)?)?;
+            outputs.push(self.attend_one(&part(&queries)?, &seen)?);
+        }
+        let output = match &outputs[..] {
             [one] => one.share(),
             many => concatenate(many, 0)?,
         };
-        if let Some(gate) = gate {
-            output = output.multiply(&gate)?;
-        }
-        self.out.forward(&output)
+        Ok(output.reshape(&[step.rows() as i32, h * self.head_dim])?)
+    }
+
+    /// Queries `[rows, heads, head_dim]`, scaled, by the key/value head that they look at:
+    /// `[rows, kv_heads, group, head_dim]`.
+    fn grouped(&self, queries: &Tensor) -> Result<Tensor> {
+        let scaled = queries.multiply(&Tensor::scalar(self.scale).astype(queries.dtype()?)?)?;
+        Ok(scaled.reshape(&[queries.dim(0), self.kv_heads, self.heads / self.kv_heads, self.head_dim])?)
     }
 
     /// The projections without the gate, and the open share of each output, `[tokens, heads · head_dim]`.
@@ -168,16 +205,13 @@ impl Attention {
         }
     }
 
-    /// One token, on a CPU or over quantized keys and values: the group's query heads are the rows of one small product per key/value head.
-    /// No mask: whatever a cache hands to a single token, it may see.
+    /// One token's grouped queries `[1, kv_heads, group, head_dim]` → the same shape, on a CPU or over quantized keys
+    /// and values: the group's query heads are the rows of one small product per key/value head. No mask: whatever a
+    /// cache hands to a single token, it may see.
     fn attend_one(&self, queries: &Tensor, seen: &Seen) -> Result<Tensor> {
-        let group = self.heads / self.kv_heads;
-        let queries = queries.multiply(&Tensor::scalar(self.scale))?;
-        let queries = queries.reshape(&[1, self.kv_heads, group, self.head_dim])?;
-        let output = match &seen.packed {
-            Some((keys, values)) => values.matmul_untransposed(&keys.matmul(&queries)?.softmax(-1)?)?,
+        Ok(match &seen.packed {
+            Some((keys, values)) => values.matmul_untransposed(&keys.matmul(queries)?.softmax(-1)?)?,
             None => queries.matmul(&seen.keys.swap_last()?)?.softmax(-1)?.matmul(&seen.values)?,
-        };
-        Ok(output.reshape(&[1, self.heads * self.head_dim])?)
+        })
     }
 }
