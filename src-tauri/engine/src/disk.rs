@@ -81,8 +81,8 @@ pub struct DiskOptions {
     pub dir: PathBuf,
     /// Most bytes that Hearth's files may take in it.
     pub cap: u64,
-    /// Bytes per second that the writer handles at most while rows are decoded: hashing and copying 48 MB takes
-    /// about 3 % of a second of one core.
+    /// Bytes per second that the writer handles at most while rows are decoded. Hashing and copying cost about a
+    /// millisecond of one core per megabyte, so that the default takes a twentieth of a core.
     pub rate: u64,
     /// How long writing is not tried again after it failed.
     pub retry: Duration,

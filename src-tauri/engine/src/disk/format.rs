@@ -41,7 +41,7 @@ pub enum Kind {
 /// One array of a layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Array {
-    /// The engine's mark of the type; 0 in blocks.
+    /// The engine's mark of the type.
     pub dtype: u8,
     /// Heads and bytes per head and token in blocks; the shape in snapshots.
     pub dims: Vec<u32>,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Bytes handled in one go, hashing included: about a quarter of a millisecond of work.
+/// Bytes handled in one go, hashing included: about half a millisecond of work.
 pub const PIECE: usize = 512 << 10;
 
 /// Spreads work over time at a rate.

@@ -93,7 +93,8 @@ pub fn restore(found: Found, room: usize) -> Receiver<RestoreEvent> {
     let (events, receiver) = sync_channel(AHEAD);
     let failed = events.clone();
     let spawned = std::thread::Builder::new().name("hearth-restore".to_owned()).spawn(move || {
-        run(&found, room.max(found.tokens()), &events);
+        let room = room.max(found.tokens());
+        run(found, room, &events);
     });
     if let Err(e) = spawned {
         _ = failed.try_send(RestoreEvent::Failed { message: format!("no thread to read with: {e}") });
@@ -101,9 +102,9 @@ pub fn restore(found: Found, room: usize) -> Receiver<RestoreEvent> {
     receiver
 }
 
-fn run(found: &Found, room: usize, events: &SyncSender<RestoreEvent>) {
-    let shared = &found.shared;
-    let message = match layers(found, room, events) {
+fn run(found: Found, room: usize, events: &SyncSender<RestoreEvent>) {
+    let shared = &Arc::clone(&found.shared);
+    let message = match layers(&found, room, events) {
         Ok(()) => {
             let tokens = found.tokens();
             let mut state = shared.lock();
@@ -115,6 +116,8 @@ fn run(found: &Found, room: usize, events: &SyncSender<RestoreEvent>) {
             state.queue.push_back(Job::Touch(keys));
             drop(state);
             shared.wake.notify_one();
+            // Whoever hears of the end may count on it.
+            drop(found);
             _ = events.send(RestoreEvent::Done { tokens });
             return;
         }
@@ -133,6 +136,7 @@ fn run(found: &Found, room: usize, events: &SyncSender<RestoreEvent>) {
     };
     tracing::warn!("prompt cache on disk: a restore of {} tokens failed: {message}", found.tokens());
     shared.lock().counts.failed_restores += 1;
+    drop(found);
     _ = events.send(RestoreEvent::Failed { message });
 }
 
