@@ -22,6 +22,7 @@ mod unpack;
 mod weights;
 mod worker;
 
+pub mod lookups;
 pub mod parity;
 
 pub use error::Error;
