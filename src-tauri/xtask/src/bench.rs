@@ -4,10 +4,11 @@
 //! those weights dequantized to f32, which is its best on a CPU. Contestants take turns in rotating order, the first
 //! round is dropped, and each figure is a median.
 
+pub mod cache;
 mod measure;
 mod report;
 
-use crate::server::{Server, free_port};
+use crate::server::Server;
 use crate::starter;
 use crate::venv::Venv;
 use crate::workspace::{Profile, Workspace};
@@ -107,8 +108,7 @@ fn server_rows(
     if !firsts.iter().any(|(name, ..)| wanted(name)) && ![concurrent, peak, overhead].into_iter().any(wanted) {
         return Ok(());
     }
-    let ports = [free_port()?, free_port()?, free_port()?];
-    let mut servers: [Server; 3] = contest.servers(ports)?;
+    let mut servers: [Server; 3] = contest.servers()?;
     for (name, length, target) in firsts {
         if wanted(&name) || wanted(peak) {
             let samples = contest.first_tokens(&servers, prompts.of(length)?)?;

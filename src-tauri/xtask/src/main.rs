@@ -19,7 +19,7 @@ mod wheel;
 mod workspace;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use std::process::ExitCode;
 use workspace::{Profile, Workspace};
 
@@ -65,6 +65,9 @@ enum Command {
     },
     /// Measure Hearth against mlx-lm and its server (about half an hour on two cores)
     Bench {
+        /// `cache`: second turns and the prompt cache [default: speeds, first tokens, memory]
+        #[arg(value_name = "WHAT")]
+        what: Option<Contest>,
         /// Print JSON on stdout; the table goes to stderr
         #[arg(long)]
         json: bool,
@@ -89,6 +92,12 @@ enum Command {
     },
 }
 
+/// What `bench` measures.
+#[derive(Clone, Copy, ValueEnum)]
+enum Contest {
+    Cache,
+}
+
 fn main() -> ExitCode {
     match dispatch(Args::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
@@ -108,8 +117,12 @@ fn dispatch(command: Command) -> Result<()> {
         Command::MacosCheck { packages } => macos::run(&ws, &packages),
         Command::Run { port } => run::run(&ws, port),
         Command::Test { only } => test::run(&ws, only.as_deref()),
-        Command::Bench { json, runs, quick, only } => {
-            bench::run(&ws, &bench::Options { runs: runs as usize, json, quick, only })
+        Command::Bench { what, json, runs, quick, only } => {
+            let options = bench::Options { runs: runs as usize, json, quick, only };
+            match what {
+                None => bench::run(&ws, &options),
+                Some(Contest::Cache) => bench::cache::run(&ws, &options),
+            }
         }
         Command::Soak { seconds, clients } => soak::run(&ws, &soak::Options { seconds, clients: clients as usize }),
     }

@@ -71,14 +71,30 @@ impl Server {
     /// # Errors
     /// When the process cannot be waited for.
     pub fn end(&mut self) -> Result<ExitStatus> {
+        self.end_within(Duration::from_secs(10))
+    }
+
+    /// Asks the server to end, and ends it when its time is over.
+    ///
+    /// # Errors
+    /// When the process cannot be waited for.
+    pub fn end_within(&mut self, time: Duration) -> Result<ExitStatus> {
         let asked = Instant::now();
         terminate(&self.child);
-        while asked.elapsed() < Duration::from_secs(10) {
+        while asked.elapsed() < time {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
             std::thread::sleep(TICK);
         }
+        self.kill()
+    }
+
+    /// Ends the server at once, whatever it is at (kill -9).
+    ///
+    /// # Errors
+    /// When the process cannot be waited for.
+    pub fn kill(&mut self) -> Result<ExitStatus> {
         self.child.kill()?;
         Ok(self.child.wait()?)
     }

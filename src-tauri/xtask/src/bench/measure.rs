@@ -2,7 +2,7 @@
 
 use super::Prompts;
 use super::report::{Against, Row, Samples, Target, median};
-use crate::server::Server;
+use crate::server::{Server, free_port};
 use crate::venv::Venv;
 use crate::workspace::Workspace;
 use crate::{http, sh};
@@ -17,8 +17,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// Indices of the contestants in [`Samples`].
-const HEARTH: usize = 0;
-const DENSE: usize = 2;
+pub const HEARTH: usize = 0;
+pub const DENSE: usize = 2;
 
 /// All that is needed to measure.
 pub struct Contest {
@@ -79,7 +79,8 @@ impl Contest {
         if contestant == DENSE { &self.dense } else { &self.quantized }
     }
 
-    fn hearth(&self) -> Command {
+    /// `hearth` with this contest's home and none of the user's settings.
+    pub fn hearth(&self) -> Command {
         let mut cmd = Command::new(&self.hearth);
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("HEARTH_") {
@@ -167,25 +168,30 @@ impl Contest {
         Ok(samples)
     }
 
-    /// Starts Hearth's server and the peer's two, and waits until they are ready.
-    pub fn servers(&self, ports: [u16; 3]) -> Result<[Server; 3]> {
-        let start = |contestant: usize| {
-            let port = ports[contestant].to_string();
-            let mut cmd = if contestant == HEARTH {
-                let mut cmd = self.hearth();
-                cmd.arg("serve").arg(self.model(contestant)).args(["--port", &port]);
-                cmd
-            } else {
-                let mut cmd = self.venv.python();
-                cmd.args(["-m", "mlx_lm", "server", "--host", "127.0.0.1", "--port", &port, "--log-level", "ERROR"]);
-                cmd.arg("--model").arg(self.model(contestant));
-                cmd
-            };
-            let mut server = Server::start(cmd.stdout(Stdio::null()).stderr(Stdio::null()), ports[contestant])?;
-            server.wait_ready("/health", Duration::from_secs(300), &AtomicBool::new(false))?;
-            Ok(server)
+    /// Starts a contestant's server for a model on a free port, with further arguments, and waits until it is ready.
+    pub fn serve(&self, contestant: usize, model: &Path, args: &[&str]) -> Result<Server> {
+        let number = free_port()?;
+        let port = number.to_string();
+        let mut cmd = if contestant == HEARTH {
+            let mut cmd = self.hearth();
+            cmd.arg("serve").arg(model).args(["--port", &port]);
+            cmd
+        } else {
+            let mut cmd = self.venv.python();
+            cmd.args(["-m", "mlx_lm", "server", "--host", "127.0.0.1", "--port", &port, "--log-level", "ERROR"]);
+            cmd.arg("--model").arg(model);
+            cmd
         };
-        let servers: Vec<Server> = (0..3).map(start).collect::<Result<_>>()?;
+        let mut server = Server::start(cmd.args(args).stdout(Stdio::null()).stderr(Stdio::null()), number)?;
+        server.wait_ready("/health", Duration::from_secs(300), &AtomicBool::new(false))?;
+        Ok(server)
+    }
+
+    /// Starts Hearth's server and the peer's two, and waits until they are ready.
+    pub fn servers(&self) -> Result<[Server; 3]> {
+        // Memory for the prompt cache as the peer has it: ten such prompts. Nothing on disk: the next run asks the same.
+        let args = |c| if c == HEARTH { &["--cache-ram", "64MB", "--cache-ssd", "0"][..] } else { &[] };
+        let servers: Vec<Server> = (0..3).map(|c| self.serve(c, self.model(c), args(c))).collect::<Result<_>>()?;
         servers.try_into().map_err(|_| anyhow::anyhow!("not three servers"))
     }
 
