@@ -81,14 +81,18 @@ enum Command {
         #[arg(long, value_name = "TEXT")]
         only: Option<String>,
     },
-    /// Let clients connect and hang up for a while, and see that nothing is left of them
+    /// Let clients connect and hang up for a while, and see that nothing is left of them; then kill the server while it
+    /// writes its prompt cache, again and again, and see that it starts and answers as before
     Soak {
-        /// How long
-        #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+        /// How long clients hang up; 0 leaves that out
+        #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(0..=86_400))]
         seconds: u64,
         /// Clients at once
         #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=64))]
         clients: u32,
+        /// How often it is killed; 0 leaves that out
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+        kills: u32,
     },
 }
 
@@ -124,6 +128,8 @@ fn dispatch(command: Command) -> Result<()> {
                 Some(Contest::Cache) => bench::cache::run(&ws, &options),
             }
         }
-        Command::Soak { seconds, clients } => soak::run(&ws, &soak::Options { seconds, clients: clients as usize }),
+        Command::Soak { seconds, clients, kills } => {
+            soak::run(&ws, &soak::Options { seconds, clients: clients as usize, kills: kills as usize })
+        }
     }
 }

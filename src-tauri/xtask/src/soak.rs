@@ -1,12 +1,17 @@
-//! `cargo xtask soak`: clients that come, read a little and hang up, for as long as wanted. Not part of CI.
+//! `cargo xtask soak`: clients that come, read a little and hang up, for as long as wanted; then kills in the middle of
+//! the prompt cache's writing. Not part of CI.
+
+mod kills;
 
 use crate::server::{Server, free_port, stop_flag};
 use crate::workspace::{Profile, Workspace};
 use crate::{http, setup, sh, starter};
 use anyhow::{Result, bail};
+use kills::Kills;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,31 +25,47 @@ pub struct Options {
     pub seconds: u64,
     /// Clients at once.
     pub clients: usize,
+    /// Kills afterwards.
+    pub kills: usize,
 }
 
-/// Runs the loop; afterwards no row may be active, an answer must still come, and memory must be back.
+/// Runs both loops, of those that are asked for.
 ///
 /// # Errors
-/// When one of these does not hold, or the server ends.
+/// When something does not hold, or a server ends.
 pub fn run(ws: &Workspace, options: &Options) -> Result<()> {
     setup::run(ws)?;
     let hearth = ws.build_hearth(Profile::Release)?;
     let starter = starter::ensure(ws, Profile::Release)?;
     let stop = stop_flag()?;
+    let home = ws.cache.join("soak-home");
+    if options.seconds > 0 {
+        println!("{}", hang_ups(&hearth, &starter.folder, &home, options, &stop)?);
+    }
+    if options.kills > 0 {
+        let kills = Kills { hearth: &hearth, model: &starter.folder, home, count: options.kills };
+        println!("{}", kills.run(&stop)?);
+    }
+    Ok(())
+}
+
+/// Clients that hang up; afterwards no row may be active, an answer must still come, and memory must be back.
+fn hang_ups(hearth: &Path, model: &Path, home: &Path, options: &Options, stop: &AtomicBool) -> Result<String> {
     let port = free_port()?;
     let mut serve = Command::new(hearth);
-    serve.arg("serve").arg(&starter.folder).args(["--port", &port.to_string()]);
-    serve.env("HEARTH_HOME", ws.cache.join("soak-home"));
+    // Without the prompt cache, which keeps what they computed.
+    serve.arg("serve").arg(model).args(["--port", &port.to_string(), "--cache-ram", "0", "--cache-ssd", "0"]);
+    serve.env("HEARTH_HOME", home);
     let mut server = Server::start(&mut serve, port)?;
-    server.wait_ready("/health", Duration::from_secs(300), &stop)?;
+    server.wait_ready("/health", Duration::from_secs(300), stop)?;
     let address = server.address;
     let seconds = |n| Duration::from_secs(n);
     eprintln!("Warming up");
-    clients(address, options.clients, seconds(options.seconds.min(20)), &stop)?;
+    clients(address, options.clients, seconds(options.seconds.min(20)), stop)?;
     idle(address)?;
     let before = server.memory()?;
     eprintln!("{} clients for {}", options.clients, sh::duration(seconds(options.seconds)));
-    let requests = clients(address, options.clients, seconds(options.seconds), &stop)?;
+    let requests = clients(address, options.clients, seconds(options.seconds), stop)?;
     idle(address)?;
     let after = server.memory()?;
     let answer = http::post(address, "/v1/completions", &request("The capital of France is", 8, false))?;
@@ -63,8 +84,7 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<()> {
     if grown > MEMORY_SLACK {
         bail!("memory is not back: {report}");
     }
-    println!("{report}");
-    Ok(())
+    Ok(report)
 }
 
 fn request(prompt: &str, count: u64, stream: bool) -> Value {
