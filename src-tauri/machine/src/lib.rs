@@ -5,6 +5,9 @@
 //! assert!(memory.process > 0);
 //! ```
 
+pub mod preflight;
+pub mod probes;
+pub mod readings;
 mod sys;
 
 /// Memory in bytes at one moment. A figure that the system does not give is 0.

@@ -1,5 +1,10 @@
 //! System calls and /proc, one small function per figure.
 
+#[cfg(target_os = "linux")]
+pub mod linux;
+#[cfg(target_os = "macos")]
+pub mod macos;
+
 use crate::Memory;
 
 /// The most memory this process ever had resident, in bytes.
@@ -29,61 +34,22 @@ pub fn release_freed() {}
 pub fn memory() -> Memory {
     let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
     let (system, own) = (read("/proc/meminfo"), read("/proc/self/status"));
+    let figure = |text: &str, name: &str| crate::probes::parse::kilobytes(text, name).unwrap_or(0);
     Memory {
-        total: kilobytes(&system, "MemTotal:"),
-        available: kilobytes(&system, "MemAvailable:"),
-        process: kilobytes(&own, "VmRSS:"),
+        total: figure(&system, "MemTotal:"),
+        available: figure(&system, "MemAvailable:"),
+        process: figure(&own, "VmRSS:"),
         process_peak: peak(),
     }
 }
 
-/// The value of a `Name:   123 kB` line, in bytes.
-#[cfg(target_os = "linux")]
-fn kilobytes(text: &str, name: &str) -> u64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|rest| rest.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 1024
-}
-
 #[cfg(target_os = "macos")]
 pub fn memory() -> Memory {
-    let total = sysctl_u64(c"hw.memsize");
-    let page = sysctl_u64(c"hw.pagesize");
-    Memory { total, available: available_pages() * page, process: footprint(), process_peak: peak() }
-}
-
-#[cfg(target_os = "macos")]
-fn sysctl_u64(name: &std::ffi::CStr) -> u64 {
-    let (mut value, mut size) = (0u64, size_of::<u64>());
-    // SAFETY: value and size describe the buffer; the call writes at most `size` bytes.
-    let status =
-        unsafe { libc::sysctlbyname(name.as_ptr(), (&raw mut value).cast(), &mut size, std::ptr::null_mut(), 0) };
-    if status == 0 { value } else { 0 }
-}
-
-/// Pages that could be had without swapping: free, inactive, purgeable and speculative ones.
-#[cfg(target_os = "macos")]
-fn available_pages() -> u64 {
-    // SAFETY: an all-zero structure is a valid one; the count is the structure's size in words, as the call wants.
-    unsafe {
-        let mut stats: libc::vm_statistics64 = std::mem::zeroed();
-        let mut count = libc::HOST_VM_INFO64_COUNT;
-        #[allow(deprecated)] // libc points to another crate for it; the call itself is current
-        let host = libc::mach_host_self();
-        let status = libc::host_statistics64(host, libc::HOST_VM_INFO64, (&raw mut stats).cast(), &mut count);
-        if status != libc::KERN_SUCCESS {
-            return 0;
-        }
-        [stats.free_count, stats.inactive_count, stats.purgeable_count].iter().map(|&n| u64::from(n)).sum()
-    }
-}
-
-/// The physical footprint that Activity Monitor shows.
-#[cfg(target_os = "macos")]
-fn footprint() -> u64 {
-    // SAFETY: an all-zero structure is a valid one, and the call fills the version that it is told.
-    unsafe {
-        let mut usage: libc::rusage_info_v4 = std::mem::zeroed();
-        let status = libc::proc_pid_rusage(libc::getpid(), libc::RUSAGE_INFO_V4, (&raw mut usage).cast());
-        if status == 0 { usage.ri_phys_footprint } else { 0 }
+    let page = macos::number(c"hw.pagesize").unwrap_or(0);
+    Memory {
+        total: macos::number(c"hw.memsize").unwrap_or(0),
+        available: macos::pages().map_or(0, |pages| pages.available) * page,
+        process: i32::try_from(std::process::id()).ok().and_then(macos::footprint).unwrap_or(0),
+        process_peak: peak(),
     }
 }
