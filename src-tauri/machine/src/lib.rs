@@ -10,6 +10,8 @@ pub mod probes;
 pub mod readings;
 mod sys;
 
+pub use sys::pages::{Block, Pages};
+
 /// Memory in bytes at one moment. A figure that the system does not give is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Memory {

@@ -5,6 +5,8 @@ pub mod linux;
 #[cfg(target_os = "macos")]
 pub mod macos;
 
+pub mod pages;
+
 use crate::Memory;
 
 /// The most memory this process ever had resident, in bytes.
