@@ -4,7 +4,6 @@
 pub mod linux;
 #[cfg(target_os = "macos")]
 pub mod macos;
-
 pub mod pages;
 
 use crate::Memory;
