@@ -62,11 +62,26 @@ pub enum Command {
     /// Check that this computer is ready, and say what to do where it is not
     #[command(after_help = EXIT_CODES)]
     Doctor(DataArgs),
+    /// Check that this computer is quiet and has room for a model now, and say what to do where it has not
+    #[command(after_help = EXIT_CODES)]
+    Preflight(PreflightArgs),
 }
 
 /// Options of a command that only prints data.
 #[derive(Debug, Args)]
 pub struct DataArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hearth preflight`.
+#[derive(Debug, Args)]
+pub struct PreflightArgs {
+    /// A program whose CPU use is forgiven, by its exact command line, arguments joined by one space; may be given
+    /// several times. Its memory is never forgiven
+    #[arg(long, value_name = "CMD", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub allow_cpu_process: Vec<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -7,6 +7,7 @@ mod import;
 mod local;
 mod ls;
 mod model;
+mod preflight;
 mod ps;
 mod run;
 mod running;
@@ -34,6 +35,7 @@ pub fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Stop(args) => wait(stop::run(&args, &home)),
         Command::Cache(command) => wait(cache::run(&command, &home)),
         Command::Doctor(args) => wait(doctor::run(&args, &home)),
+        Command::Preflight(args) => preflight::run(&args, &home),
     }
 }
 

@@ -115,7 +115,7 @@ pub fn judge(readings: Readings, machine: Machine, allow: &[String]) -> Report {
     let pick = |wanted: &dyn Fn(&Process) -> bool| -> Vec<Process> {
         foreign.iter().filter(|p| wanted(p)).map(|&p| p.clone()).collect()
     };
-    let allowed = |p: &Process| allow.iter().any(|command| *command == p.command);
+    let allowed = |p: &Process| allow.contains(&p.command);
     let mut big = pick(&|p| LIMITS.holds_much(p));
     let mut forgiven = pick(&|p| LIMITS.computes_much(p) && allowed(p));
     let mut busy = pick(&|p| LIMITS.computes_much(p) && !allowed(p));

@@ -25,6 +25,7 @@ pub fn router(state: AppState) -> Router {
         .route("/api/hearth/cache", get(admin::cache))
         .route("/api/hearth/cache/flush", post(admin::flush_cache))
         .route("/api/hearth/cache/clear", post(admin::clear_cache))
+        .route("/api/hearth/preflight", get(admin::preflight))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn_with_state(state.clone(), safety::require_key))

@@ -140,6 +140,7 @@ pub fn task(pid: i32) -> io::Result<Task> {
 }
 
 /// CPU times are counted in the ticks of the machine's clock: 125/3 ns on Apple Silicon, 1 ns on Intel.
+#[allow(deprecated)] // libc points to another crate for it; the call itself is current
 fn nanoseconds(ticks: u64) -> u64 {
     let mut base = libc::mach_timebase_info { numer: 0, denom: 0 };
     // SAFETY: the call fills the structure.
@@ -193,7 +194,6 @@ pub fn raw_arguments(pid: i32) -> Option<Vec<u8>> {
     (status == 0).then_some(bytes)
 }
 
-#[allow(missing_docs)]
 mod notify {
     //! `notify.h`: states that the system publishes by name.
     use super::{c_char, c_int};
