@@ -1,6 +1,15 @@
 //! Cache layouts as data: what each layer keeps per token. The engine builds its caches from it and `fit`
 //! counts bytes with it, so the two cannot disagree.
 
+/// Tokens by which a cache's buffer grows at least.
+const STEP: u64 = 64;
+
+/// Tokens that a buffer with a token axis gets when it has to hold `tokens` of them: an eighth more at least, so that a
+/// long row does not copy itself again and again.
+pub fn room_for(tokens: u64) -> u64 {
+    (tokens + (tokens / 8).max(STEP) - 1) / STEP * STEP
+}
+
 /// What one layer keeps while a row runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerLayout {

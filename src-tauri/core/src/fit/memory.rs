@@ -1,0 +1,219 @@
+//! The terms: bytes of weights, keys and values, prompt computation, allocator and reserve for one row at a context.
+
+use super::shape::{Shape, State};
+use super::weights::Kept;
+use super::{CHUNK, Device, MOST_CONTEXT, Machine, Model};
+use crate::kv_policy::{GROUP, KvPolicy};
+use crate::layout::{LayerLayout, room_for};
+use serde::Serialize;
+
+/// Queries that share one product where attention is computed in blocks.
+const QUERY_BLOCK: u64 = 128;
+/// Head sizes for which MLX 0.32 on Metal has attention kernels that never hold the scores of a whole chunk
+/// (mlx/backend/metal/scaled_dot_product_attention.cpp, read November 2026; 72, 96, 192 and 256 depend on the version
+/// and the chip, so they count as not fused).
+const FUSED: [usize; 3] = [64, 80, 128];
+/// Most that the allocator keeps for the next chunk.
+const MOST_ALLOCATOR: u64 = 512 << 20;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// Bytes by what they are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Terms {
+    /// The weights as the device keeps them.
+    pub weights: u64,
+    /// Keys, values and states of one row at the context, with the room that their buffers have to spare.
+    pub kv: u64,
+    /// What computing a chunk of a prompt holds for a moment.
+    pub prefill_transient: u64,
+    /// Freed buffers that the allocator keeps for the next chunk.
+    pub allocator_cache: u64,
+    /// For what arithmetic does not see: kernels, tokenizer, server, fragmentation.
+    pub reserve: u64,
+}
+
+impl Terms {
+    /// Their sum.
+    pub fn total(&self) -> u64 {
+        let parts = [self.kv, self.prefill_transient, self.allocator_cache, self.reserve];
+        parts.into_iter().fold(self.weights, u64::saturating_add)
+    }
+}
+
+/// What a GPU may hold by default on a Mac with this much memory. Two thirds up to 36 GiB and three quarters above is
+/// what Metal has reported since macOS 13 (llama.cpp #2182 and ollama #434, read November 2026: 10.67 of 16 GiB, 21.3
+/// of 32 GiB); macOS 26 allows more on large machines (107.5 of 128 GiB), which this does not count on.
+pub fn working_set(ram: u64) -> u64 {
+    if ram <= 36 * GIB { ram / 3 * 2 } else { ram / 4 * 3 }
+}
+
+/// The budget where none was set: three quarters of the memory, and no more than the GPU may hold.
+pub fn default_budget(machine: &Machine) -> u64 {
+    let share = machine.ram / 4 * 3;
+    match machine.device {
+        Device::Gpu => share.min(machine.working_set.unwrap_or_else(|| working_set(machine.ram))),
+        Device::Cpu => share,
+    }
+}
+
+/// Part of the budget that stays free: a thirty-second of the memory, from 256 MiB to 2 GiB.
+pub fn reserve(ram: u64) -> u64 {
+    (ram / 32).clamp(256 * MIB, 2 * GIB)
+}
+
+/// One model on one machine, ready to be sized at any context.
+#[derive(Debug, Clone)]
+pub struct Sizing<'a> {
+    shape: &'a Shape,
+    kv: &'a KvPolicy,
+    device: Device,
+    kept: Kept,
+    /// Bytes of a float as computed.
+    element: u64,
+    reserve: u64,
+}
+
+impl<'a> Sizing<'a> {
+    /// A model whose keys and values follow this policy, on this machine.
+    pub fn new(model: &'a Model, machine: &Machine, kv: &'a KvPolicy) -> Self {
+        let element = if machine.device == Device::Cpu { 4 } else { model.weights.float() };
+        let kept = model.weights.kept(machine.device, model.shape.tied, machine.available);
+        Sizing { shape: &model.shape, kv, device: machine.device, kept, element, reserve: reserve(machine.ram) }
+    }
+
+    /// The terms for one row of `context` tokens.
+    pub fn terms(&self, context: u64) -> Terms {
+        let prefill_transient = self.transient(context);
+        Terms {
+            weights: self.kept.total,
+            kv: self.kv_bytes(room_for(context)),
+            prefill_transient,
+            allocator_cache: prefill_transient.min(MOST_ALLOCATOR),
+            reserve: self.reserve,
+        }
+    }
+
+    /// The largest context up to `most` whose total is within the budget. Every term grows with the context or stays,
+    /// so that halving the range finds it.
+    pub fn largest_context(&self, budget: u64, most: u64) -> Option<u64> {
+        let fits = |context| self.terms(context).total() <= budget;
+        if !fits(1) {
+            return None;
+        }
+        let (mut fit, mut too_many) = (1, most.clamp(1, MOST_CONTEXT) + 1);
+        while fit + 1 < too_many {
+            let middle = fit + (too_many - fit) / 2;
+            if fits(middle) { fit = middle } else { too_many = middle }
+        }
+        Some(fit)
+    }
+
+    /// Bytes of keys, values and states of `tokens` tokens.
+    pub fn kv_bytes(&self, tokens: u64) -> u64 {
+        self.shape.states.iter().map(|state| self.state_bytes(state, tokens)).fold(0, u64::saturating_add)
+    }
+
+    /// What one more token adds to a long row.
+    pub fn kv_bytes_per_token(&self) -> u64 {
+        self.kv_bytes(MOST_CONTEXT + 1) - self.kv_bytes(MOST_CONTEXT)
+    }
+
+    /// Bytes that one decoded token reads.
+    pub fn bytes_per_token(&self, context: u64) -> u64 {
+        let experts = match self.shape.experts {
+            Some(e) => (u128::from(self.kept.experts) * u128::from(e.per_token) / u128::from(e.count.max(1))) as u64,
+            None => self.kept.experts,
+        };
+        (self.kept.always_read + experts).saturating_add(self.kv_bytes(context))
+    }
+
+    /// The bits of a state's keys and values, where they are quantized: full layers whose heads are whole groups, as
+    /// in the engine.
+    fn bits(&self, state: &State) -> Option<u64> {
+        match state {
+            State::Cached { layer, layout: LayerLayout::Full { head_dim, .. } } if head_dim % GROUP == 0 => {
+                self.kv.layer(*layer).map(u64::from)
+            }
+            _ => None,
+        }
+    }
+
+    fn state_bytes(&self, state: &State, tokens: u64) -> u64 {
+        match state {
+            State::Cached { layout, .. } => match (self.bits(state), layout) {
+                (Some(bits), LayerLayout::Full { kv_heads, head_dim }) => {
+                    // Packed values, and a scale and a bias for every group, in the dtype of the computation.
+                    let head = *head_dim as u64 * bits / 8 + (head_dim / GROUP) as u64 * 2 * self.element;
+                    2 * *kv_heads as u64 * head * tokens
+                }
+                _ => layout.bytes(tokens, self.element),
+            },
+            State::Latent { width, .. } => *width as u64 * self.element * tokens,
+        }
+    }
+
+    /// What computing the last chunk of a prompt of `context` tokens holds at its peak, with C tokens in the chunk:
+    ///
+    /// * the residual stream, its norm and their sum: 3 · C · hidden;
+    /// * the larger of a layer's halves: attention (projections, rotated copies, output and its transposition, and the
+    ///   scores where they exist at all), the MLP (gate and up, their activation and product: 4 · C · width), or the
+    ///   recurrent part (what the convolution sees, three times, and the state before and after);
+    /// * the logits of the last token only: 4 · vocabulary in f32;
+    /// * one layer's keys and values once more, for the moment in which their buffer grows;
+    /// * on a CPU without room to unpack weights: the largest matrix as f32.
+    fn transient(&self, context: u64) -> u64 {
+        let shape = self.shape;
+        let (chunk, element) = (context.min(CHUNK), self.element);
+        let residual = 3 * chunk * shape.hidden * element;
+        let attention = shape.states.iter().map(|state| self.attention(state, chunk, context)).max().unwrap_or(0);
+        let mlp = chunk * (4 * shape.mlp_width + shape.expert_floats()) * element;
+        let growing = shape.states.iter().map(|state| self.state_bytes(state, context)).max().unwrap_or(0);
+        residual + attention.max(mlp) + 4 * 4 * shape.vocab + growing + self.kept.unpacked_at_once
+    }
+
+    /// What one layer's attention, or what stands for it, holds.
+    fn attention(&self, state: &State, chunk: u64, context: u64) -> u64 {
+        let (heads, element) = (self.shape.heads, self.element);
+        // Scores before and after the softmax; on a CPU in f32.
+        let whole = |keys: u64| 2 * heads * chunk * keys * element;
+        let blocks = |keys: u64| 2 * heads * chunk.min(QUERY_BLOCK) * keys * element;
+        match *state {
+            State::Cached { layout: LayerLayout::Recurrent { conv, state: matrix }, .. } => {
+                3 * chunk * self.shape.recurrent_width * element + 2 * (conv as u64 * element + matrix as u64 * 4)
+            }
+            State::Cached { layout: LayerLayout::Full { kv_heads, head_dim }, .. } => {
+                let scores = match self.device {
+                    Device::Cpu => blocks(context),
+                    Device::Gpu if FUSED.contains(&head_dim) => 0,
+                    Device::Gpu => whole(context),
+                };
+                // A chunk over quantized keys and values unpacks them.
+                let floats = self.bits(state).map_or(0, |_| 2 * (kv_heads * head_dim) as u64 * context * element);
+                self.projections(kv_heads, head_dim, chunk) + scores + floats
+            }
+            State::Cached { layout: LayerLayout::Sliding { kv_heads, head_dim, window }, .. } => {
+                let keys = context.min(window as u64 + chunk);
+                let scores = match self.device {
+                    Device::Gpu if FUSED.contains(&head_dim) => 0,
+                    _ => whole(keys),
+                };
+                let mask = 2 * chunk * keys;
+                self.projections(kv_heads, head_dim, chunk) + scores + mask
+            }
+            State::Latent { width, head_floats, .. } => {
+                // Queries, keys and values of every head are made from the latent, a block of queries at a time.
+                let made = heads * head_floats as u64;
+                (2 * made * chunk + made * context + 2 * width as u64 * chunk) * element + blocks(context)
+            }
+        }
+    }
+
+    /// Queries, keys and values as projected and as rotated, the gate, the output and its transposition.
+    fn projections(&self, kv_heads: usize, head_dim: usize, chunk: u64) -> u64 {
+        let (q, kv) = (self.shape.heads * head_dim as u64, (kv_heads * head_dim) as u64);
+        let gate = if self.shape.gated { 2 * q } else { 0 };
+        chunk * (2 * (q + 2 * kv) + 2 * q + gate) * self.element
+    }
+}
