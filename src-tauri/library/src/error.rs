@@ -62,6 +62,9 @@ pub enum LibraryError {
         /// The values that would work.
         supported: String,
     },
+    /// A model's config is not what sizes can be worked out from.
+    #[error(transparent)]
+    Config(#[from] hearth_core::CoreError),
     /// The output folder exists and is not empty.
     #[error("{} already exists and is not empty: remove it or choose another folder", path.display())]
     OutputExists {

@@ -56,20 +56,8 @@ pub struct ModelFolder {
 /// # Errors
 /// [`LibraryError`] naming the file, what was expected and what was found.
 pub fn open(dir: &Path) -> Result<ModelFolder, LibraryError> {
-    let meta = fs::metadata(dir).map_err(LibraryError::io("open the model folder", dir))?;
-    if !meta.is_dir() {
-        return Err(match dir.extension() {
-            Some(e) if e.eq_ignore_ascii_case("gguf") => LibraryError::NeedsImport { path: dir.to_path_buf() },
-            _ => LibraryError::mismatch(dir, "the model", "a folder", "a file"),
-        });
-    }
-    let config_path = dir.join("config.json");
-    if !config_path.exists() {
-        return Err(LibraryError::missing(dir, "config.json"));
-    }
-    let config = json::read(&config_path, "a JSON object")?;
-
-    let (names, index) = weight_files(dir)?;
+    let config = config_of(dir)?;
+    let WeightFiles { names, index } = weight_files(dir)?;
     let mut shards = Vec::new();
     let mut tensors: BTreeMap<String, TensorInfo> = BTreeMap::new();
     for (number, name) in names.iter().enumerate() {
@@ -109,6 +97,22 @@ pub fn open(dir: &Path) -> Result<ModelFolder, LibraryError> {
         return Err(LibraryError::mismatch(dir, "the weights", "at least one tensor", "none"));
     }
     Ok(ModelFolder { path: dir.to_path_buf(), config, shards, tensors })
+}
+
+/// The content of `config.json` in the model folder `dir`.
+pub(crate) fn config_of(dir: &Path) -> Result<Map<String, Value>, LibraryError> {
+    let meta = fs::metadata(dir).map_err(LibraryError::io("open the model folder", dir))?;
+    if !meta.is_dir() {
+        return Err(match dir.extension() {
+            Some(e) if e.eq_ignore_ascii_case("gguf") => LibraryError::NeedsImport { path: dir.to_path_buf() },
+            _ => LibraryError::mismatch(dir, "the model", "a folder", "a file"),
+        });
+    }
+    let config_path = dir.join("config.json");
+    if !config_path.exists() {
+        return Err(LibraryError::missing(dir, "config.json"));
+    }
+    json::read(&config_path, "a JSON object")
 }
 
 impl ModelFolder {
@@ -171,15 +175,23 @@ impl ModelFolder {
 /// Tensor name → file name, from the index.
 type WeightMap = BTreeMap<String, String>;
 
-/// The names of the weight files, sorted, and the index if it is the one that named them.
-fn weight_files(dir: &Path) -> Result<(Vec<String>, Option<WeightMap>), LibraryError> {
+/// The weight files of a folder.
+pub(crate) struct WeightFiles {
+    /// Their names, sorted.
+    pub(crate) names: Vec<String>,
+    /// The index, if it is the one that named them.
+    index: Option<WeightMap>,
+}
+
+/// Which files hold the weights; all that should be there are.
+pub(crate) fn weight_files(dir: &Path) -> Result<WeightFiles, LibraryError> {
     let index_path = dir.join(INDEX);
     if index_path.exists() {
         let index = read_index(&index_path)?;
         let names: BTreeSet<&String> = index.values().collect();
         let missing: Vec<&String> = names.iter().copied().filter(|n| !dir.join(n).exists()).collect();
         if missing.is_empty() && !names.is_empty() {
-            return Ok((names.into_iter().cloned().collect(), Some(index)));
+            return Ok(WeightFiles { names: names.into_iter().cloned().collect(), index: Some(index) });
         }
         // Some converted models keep the original's index beside a single file of their own.
         let stale = missing.len() == names.len() && dir.join(SINGLE).exists();
@@ -218,7 +230,7 @@ fn weight_files(dir: &Path) -> Result<(Vec<String>, Option<WeightMap>), LibraryE
         return Err(LibraryError::mismatch(dir, "the weights", "model.safetensors or model-*.safetensors", found));
     }
     check_numbering(dir, &names)?;
-    Ok((names, None))
+    Ok(WeightFiles { names, index: None })
 }
 
 fn read_index(path: &Path) -> Result<WeightMap, LibraryError> {

@@ -6,6 +6,7 @@
 mod error;
 pub mod folder;
 pub mod gguf;
+pub mod headers;
 pub mod home;
 mod json;
 pub mod scan;

@@ -144,16 +144,45 @@ pub fn scan(places: &Places) -> Scan {
 /// [`LibraryError::NotFound`] with what is there, [`LibraryError::Ambiguous`] with what fits, [`LibraryError::Incomplete`] with what
 /// is missing, [`LibraryError::NeedsImport`] for a GGUF file, and whatever is wrong with a folder.
 pub fn resolve(name: &str, places: &Places) -> Result<ModelEntry, LibraryError> {
+    match meant_folder(name) {
+        Some(path) => from_folder(&path),
+        None => resolve_id(name, places),
+    }
+}
+
+/// The path that `name` is, if it is one.
+fn meant_folder(name: &str) -> Option<PathBuf> {
     let path = match (name.strip_prefix("~/"), etcetera::home_dir()) {
         (Some(rest), Ok(home)) => home.join(rest),
         _ => PathBuf::from(name),
     };
     let explicit = path.is_absolute() || name.starts_with('.');
     let is_gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && path.is_file();
-    if explicit || is_gguf || path.join("config.json").is_file() {
-        return from_folder(&path);
-    }
+    (explicit || is_gguf || path.join("config.json").is_file()).then_some(path)
+}
+
+/// As [`resolve`], for a name that is never a path: an id, or a part of one. For names from other programs, which have no
+/// business in the file system beyond the places.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn resolve_id(name: &str, places: &Places) -> Result<ModelEntry, LibraryError> {
     complete(choose(name, scan(places).models)?)
+}
+
+/// The id and the folder that `name` means, as [`resolve`] finds them. A folder that is named by its path is not opened:
+/// whoever reads it says what is wrong with it.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn locate(name: &str, places: &Places) -> Result<(String, PathBuf), LibraryError> {
+    match meant_folder(name) {
+        Some(path) => {
+            let absolute = std::path::absolute(&path).map_err(LibraryError::io("find", &path))?;
+            Ok((places::folder_id(&absolute), absolute))
+        }
+        None => resolve_id(name, places).map(|entry| (entry.id, entry.path)),
+    }
 }
 
 fn from_folder(path: &Path) -> Result<ModelEntry, LibraryError> {

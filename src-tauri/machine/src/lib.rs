@@ -5,6 +5,7 @@
 //! assert!(memory.process > 0);
 //! ```
 
+pub mod chips;
 pub mod preflight;
 pub mod probes;
 pub mod readings;

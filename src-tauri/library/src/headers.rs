@@ -1,0 +1,179 @@
+//! The headers of a model's weight files, read once from end to end and handed out tensor by tensor: what sizes a model
+//! of hundreds of files in milliseconds. [`crate::folder`] checks more and remembers everything; here nothing is kept.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use hearth_core::fit::Model;
+use hearth_core::fit::weights::{Head, Stored};
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::Value;
+
+use crate::folder::{config_of, weight_files};
+use crate::{LibraryError, json};
+
+/// Largest header accepted, in bytes; the format's own limit.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// What reading took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Work {
+    /// Weight files opened, each once.
+    pub files: u64,
+    /// Bytes read of them.
+    pub bytes: u64,
+    /// Tensors seen.
+    pub tensors: u64,
+}
+
+/// The sizes of the model in `dir`, from `config.json` and headers alone.
+///
+/// # Errors
+/// [`LibraryError`] naming the file, what was expected and what was found.
+pub fn model(dir: &Path) -> Result<(Model, Work), LibraryError> {
+    let config = Value::Object(config_of(dir)?);
+    let mut model = Model::from_config(&config, &dir.join("config.json"))?;
+    let mut work = Work::default();
+    for name in weight_files(dir)?.names {
+        let path = dir.join(name);
+        work.bytes += file(&path, &mut |head| {
+            work.tensors += 1;
+            model.add(head);
+        })?;
+        work.files += 1;
+    }
+    if work.tensors == 0 {
+        return Err(LibraryError::mismatch(dir, "the weights", "at least one tensor", "none"));
+    }
+    Ok((model, work))
+}
+
+/// Reads one file's header; returns the bytes read.
+fn file(path: &Path, each: &mut dyn FnMut(Head<'_>)) -> Result<u64, LibraryError> {
+    let mut file = File::open(path).map_err(LibraryError::io("open", path))?;
+    let length = file.metadata().map_err(LibraryError::io("read", path))?.len();
+    let cut = |expected: u64| {
+        let found = format!("{length} bytes (cut short?)");
+        LibraryError::mismatch(path, "the length of the file", format!("{expected} bytes"), found)
+    };
+    let mut prefix = [0; 8];
+    if length < 8 {
+        return Err(cut(8));
+    }
+    file.read_exact(&mut prefix).map_err(LibraryError::io("read", path))?;
+    let header = u64::from_le_bytes(prefix);
+    if header > MAX_HEADER {
+        let expected = format!("at most {MAX_HEADER} bytes");
+        let found = format!("{header} (not a safetensors file?)");
+        return Err(LibraryError::mismatch(path, "the length of the header", expected, found));
+    }
+    if 8 + header > length {
+        return Err(cut(8 + header));
+    }
+    let mut bytes = vec![0; header as usize];
+    file.read_exact(&mut bytes).map_err(LibraryError::io("read", path))?;
+    let mut end = 0;
+    let mut wrong = None;
+    let visit = Tensors(&mut |name: &str, entry: Entry<'_>| match entry.head(name) {
+        Ok(head) => {
+            end = end.max(entry.data_offsets.1);
+            each(head);
+        }
+        Err((expected, found)) => {
+            wrong.get_or_insert_with(|| LibraryError::mismatch(path, format!("tensor {name}"), expected, found));
+        }
+    });
+    let mut parser = serde_json::Deserializer::from_slice(&bytes);
+    // Parsed once more only where it fails, for a message with the place.
+    if visit.deserialize(&mut parser).and_then(|()| parser.end()).is_err() {
+        json::parse::<serde_json::Map<String, Value>>(path, &bytes, "a safetensors header")?;
+        return Err(LibraryError::mismatch(
+            path,
+            "the header",
+            "tensors with dtype, shape and data_offsets",
+            "something else",
+        ));
+    }
+    match wrong {
+        Some(wrong) => Err(wrong),
+        None if length != 8 + header + end => Err(cut((8 + header).saturating_add(end))),
+        None => Ok(8 + header),
+    }
+}
+
+/// A tensor of a header, nothing copied.
+#[derive(Deserialize)]
+struct Entry<'a> {
+    #[serde(borrow)]
+    dtype: Cow<'a, str>,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+impl Entry<'_> {
+    /// The tensor, where its range fits its shape; else what was expected and what was found.
+    fn head<'n>(&self, name: &'n str) -> Result<Head<'n>, (String, String)> {
+        let (begin, end) = self.data_offsets;
+        let elements = self.shape.iter().try_fold(1u64, |n, dim| n.checked_mul(*dim));
+        let (stored, bits) = match &*self.dtype {
+            "F32" => (Stored::F32, 32),
+            "F16" | "BF16" => (Stored::Half, 16),
+            "U32" => (Stored::U32, 32),
+            "F64" | "I64" | "U64" => (Stored::Other, 64),
+            "I32" => (Stored::Other, 32),
+            "I16" | "U16" => (Stored::Other, 16),
+            "F4" | "F6_E2M3" | "F6_E3M2" => (Stored::Other, 0),
+            _ => (Stored::Other, 8),
+        };
+        // Smaller than a byte: the range is all there is to go by.
+        let wanted = if bits == 0 { end.checked_sub(begin) } else { elements.and_then(|n| n.checked_mul(bits / 8)) };
+        match (elements, wanted) {
+            (Some(elements), Some(bytes)) if end.checked_sub(begin) == Some(bytes) && end < 1 << 60 => {
+                Ok(Head { name, stored, elements, bytes })
+            }
+            (_, Some(bytes)) => Err((
+                format!("{bytes} bytes for {} {:?}", self.dtype, self.shape),
+                format!("data from {begin} to {end}"),
+            )),
+            _ => Err(("a shape that fits into memory".into(), format!("{:?}", self.shape))),
+        }
+    }
+}
+
+/// Hands out the tensors of a header as they are parsed.
+struct Tensors<'f>(&'f mut dyn FnMut(&str, Entry<'_>));
+
+impl<'de> DeserializeSeed<'de> for Tensors<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+/// A key of the header, borrowed where it has no escapes.
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
+impl<'de> Visitor<'de> for Tensors<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(Name(name)) = map.next_key::<Name<'_>>()? {
+            if name == "__metadata__" {
+                map.next_value::<IgnoredAny>()?;
+            } else {
+                (self.0)(&name, map.next_value()?);
+            }
+        }
+        Ok(())
+    }
+}
