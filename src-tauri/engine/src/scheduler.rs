@@ -92,6 +92,15 @@ impl Scheduler {
         }
     }
 
+    /// Makes a row's chunks end at one more place.
+    pub fn stop_at(&mut self, id: u64, stop: usize) {
+        if let Some(row) = self.active.iter_mut().find(|a| a.id == id)
+            && let Err(at) = row.stops.binary_search(&stop)
+        {
+            row.stops.insert(at, stop);
+        }
+    }
+
     /// Decides the next round. `prefill_rate` is the measured speed in tokens per second, if known; `can_decode`
     /// says whether a row takes part in this step (a client that does not read pauses its own row).
     pub fn plan(&mut self, prefill_rate: Option<f64>, mut can_decode: impl FnMut(u64) -> bool) -> Round {
@@ -178,7 +187,9 @@ mod tests {
         assert_eq!(s.plan(None, |_| true), Round::default());
         s.start(2, 9, vec![]);
         assert_eq!(s.plan(None, |_| true).prefill, [(2, 1)]);
-        s.start(1, 12, vec![8, 15, 29]);
+        s.start(1, 12, vec![8, 29]);
+        s.stop_at(1, 15);
+        s.stop_at(1, 29);
         assert_eq!(s.plan(None, |_| true).prefill, [(1, 3), (2, 1)], "a chunk ends at a stop");
         s.prefilled(1, 3);
         assert_eq!(s.plan(None, |_| true).prefill, [(1, 14), (2, 1)]);

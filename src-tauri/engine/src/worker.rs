@@ -18,7 +18,7 @@ use crate::row::{Outcome, Pending, Row, Submitted};
 use crate::sampler::Sampled;
 use crate::scheduler::{Limits, Round, Scheduler};
 use crate::step::{Segment, Step};
-use admission::Restoring;
+use admission::{Following, Restoring};
 use hearth_core::event::TokenInfo;
 use hearth_core::stats::{CacheClear, CacheFlush, CacheStats, Health, ModelStats, RowStats};
 use hearth_core::{EngineError, ServedModel};
@@ -100,6 +100,7 @@ pub struct Worker<'a> {
     cache: PromptCache,
     disk: Option<&'a Disk>,
     restoring: BTreeMap<u64, Restoring>,
+    following: Vec<Following>,
     spilling: Spilling,
     /// Measured prefill speed in tokens per second.
     prefill_rate: Option<f64>,
@@ -141,6 +142,7 @@ impl<'a> Worker<'a> {
             cache: PromptCache::new(options.cache.ram),
             disk,
             restoring: BTreeMap::new(),
+            following: Vec::new(),
             spilling: Spilling::default(),
             prefill_rate: None,
             steps: 0,
@@ -153,6 +155,7 @@ impl<'a> Worker<'a> {
     pub fn run(&mut self) {
         while self.take_commands() {
             self.drop_abandoned();
+            self.follow();
             self.admit();
             self.take_restored();
             let rows = &self.rows;
@@ -170,6 +173,9 @@ impl<'a> Worker<'a> {
         }
         for restoring in std::mem::take(&mut self.restoring).into_values() {
             restoring.fail(EngineError::ShuttingDown);
+        }
+        for following in std::mem::take(&mut self.following) {
+            following.fail(EngineError::ShuttingDown);
         }
         let _ = hearth_mlx::synchronize();
         self.save(LONGEST_SAVE);
@@ -197,11 +203,18 @@ impl<'a> Worker<'a> {
             restoring.fail(EngineError::EngineLost);
             self.left(id, |totals| totals.failed += 1);
         }
+        for following in std::mem::take(&mut self.following) {
+            following.fail(EngineError::EngineLost);
+            self.left(following.id(), |totals| totals.failed += 1);
+        }
     }
 
     fn is_idle(&self) -> bool {
         let rows = self.rows.is_empty() && self.waiting.is_empty() && self.draining.is_empty();
-        rows && self.restoring.is_empty() && self.in_flight.is_empty() && self.spilling.is_idle()
+        rows && self.restoring.is_empty()
+            && self.following.is_empty()
+            && self.in_flight.is_empty()
+            && self.spilling.is_idle()
     }
 
     /// Takes what was asked since the last round; waits where there is nothing else to do. False at the end.
@@ -331,6 +344,12 @@ impl<'a> Worker<'a> {
         for id in gone {
             self.restoring.remove(&id);
             self.left(id, |totals| totals.cancelled += 1);
+        }
+        let (gone, stay): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.following).into_iter().partition(Following::is_abandoned);
+        self.following = stay;
+        for following in gone {
+            self.left(following.id(), |totals| totals.cancelled += 1);
         }
         let over = |w: &Submitted| w.events.is_closed() || w.at.elapsed() > LONGEST_WAIT;
         let gone: Vec<u64> = self.waiting.iter().filter(|(_, w)| over(w)).map(|(id, _)| *id).collect();

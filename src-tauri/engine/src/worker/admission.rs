@@ -45,6 +45,32 @@ impl Restoring {
     }
 }
 
+/// A request whose prompt begins as that of a row which is being prefilled: it waits for that row's state.
+pub(super) struct Following {
+    submitted: Submitted,
+    /// The row.
+    leader: u64,
+    /// How many tokens they share.
+    shared: usize,
+}
+
+impl Following {
+    /// The request's number.
+    pub(super) fn id(&self) -> u64 {
+        self.submitted.id
+    }
+
+    /// Whether nobody waits for it any more.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.submitted.events.is_closed()
+    }
+
+    /// Tells whoever waits that there will be no answer.
+    pub(super) fn fail(&self, error: EngineError) {
+        let _ = self.submitted.events.try_send(Event::Failed(error));
+    }
+}
+
 /// Which kinds of state a model's layers keep.
 pub(super) fn parts(model: &Loaded) -> Parts {
     let strips = |layer: &LayerLayout| matches!(layer, LayerLayout::Full { .. });
@@ -67,6 +93,15 @@ impl Worker<'_> {
         let prompt = &submitted.request.prompt;
         let held = self.cache.longest(&model.namespace, prompt).map_or(0, |hit| hit.tokens);
         let in_memory = self.spilling.longest(&model.namespace, prompt).max(held);
+        if let Some((leader, shared)) = self.leader(prompt, in_memory) {
+            // What both begin with is computed once: the leader leaves its state there.
+            self.scheduler.stop_at(leader, shared);
+            if let Some(row) = self.rows.get_mut(&leader) {
+                row.keep_at.push(shared);
+            }
+            self.following.push(Following { submitted, leader, shared });
+            return;
+        }
         let found =
             self.disk.and_then(|disk| Some((disk, disk.find(&model.namespace, prompt, parts(model), in_memory)?)));
         match found {
@@ -77,6 +112,32 @@ impl Worker<'_> {
                 self.restoring.insert(restoring.submitted.id, restoring);
             }
             None => self.begin_from_memory(submitted),
+        }
+    }
+
+    /// The row whose prefill is worth waiting for, as it will soon have more of this prompt than the cache has.
+    fn leader(&self, prompt: &[u32], cached: usize) -> Option<(u64, usize)> {
+        if self.options.cache.ram == 0 {
+            return None;
+        }
+        let shared = |row: &Row| {
+            let shared = row.request.prompt.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+            // Both have at least their last token to compute.
+            shared.min(prompt.len() - 1).min(row.request.prompt.len() - 1)
+        };
+        let ahead = self.rows.iter().filter(|(_, row)| row.next.is_none());
+        let worth = ahead.map(|(id, row)| (*id, shared(row), row.prefilled));
+        let worth = worth.filter(|(_, shared, done)| *shared >= cached + COLD && shared > done);
+        worth.max_by_key(|(_, shared, _)| *shared).map(|(id, shared, _)| (id, shared))
+    }
+
+    /// Starts the requests whose leader is where they part, or gone.
+    pub(super) fn follow(&mut self) {
+        for following in std::mem::take(&mut self.following) {
+            match self.rows.get(&following.leader) {
+                Some(row) if row.prefilled < following.shared => self.following.push(following),
+                _ => self.begin(following.submitted),
+            }
         }
     }
 
