@@ -32,7 +32,7 @@ fn generate(place: &Place, model: &Path, more: &[&str]) -> Ran {
 fn help_documents_every_command_and_the_exit_codes() {
     let place = Place::new();
     let help = place.run(&["--help"]).exits(0).out;
-    for command in ["serve", "run", "generate", "import", "ls", "ps", "stop", "cache", "doctor"] {
+    for command in ["serve", "run", "generate", "import", "ls", "ps", "stop", "cache", "doctor", "preflight"] {
         assert!(help.contains(&format!("  {command} ")), "{command} is missing in:\n{help}");
         let own = place.run(&[command, "--help"]).exits(0).out;
         assert!(own.contains("Exit codes:") && own.contains("4  the server cannot be reached"), "{own}");
@@ -76,6 +76,10 @@ fn a_wrong_command_line_is_refused_with_2() {
         (&["ps", "--nope"], "--nope"),
         (&["stop", "now"], "now"),
         (&["doctor", "--fix"], "--fix"),
+        (&["preflight", "--fix"], "--fix"),
+        (&["preflight", "now"], "now"),
+        (&["preflight", "--allow-cpu-process"], "--allow-cpu-process"),
+        (&["preflight", "--allow-cpu-process", ""], "--allow-cpu-process"),
     ];
     for (args, word) in cases {
         let ran = place.run(args).exits(2);
@@ -654,4 +658,145 @@ fn doctor_says_what_to_do() {
     let report = ran.json();
     let home = report["checks"].as_array().unwrap().iter().find(|c| c["name"] == "home").unwrap();
     assert_eq!(home["status"], "fail", "{home}");
+}
+
+/// A program that computes and does nothing; it ends with the test.
+struct Busy(std::process::Child);
+
+impl Busy {
+    /// Its command line is `sh -c SCRIPT`, one of its own in this test.
+    fn new() -> (Self, String) {
+        let script = format!("while :; do :; done # {}", std::process::id());
+        let child = std::process::Command::new("sh").args(["-c", &script]).spawn().unwrap();
+        (Busy(child), format!("sh -c {script}"))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn preflight_says_what_is_in_the_way_and_what_to_do() {
+    let place = Place::new();
+    let ran = place.run(&["preflight", "--json"]);
+    let report = ran.json();
+    let keys: Vec<&str> = report.as_object().unwrap().keys().map(String::as_str).collect();
+    let expected = [
+        "ok",
+        "problems",
+        "time",
+        "host",
+        "chip",
+        "ram",
+        "readings",
+        "limits",
+        "allowed_cpu_processes",
+        "background_cpu_processes",
+        "big_processes",
+    ];
+    assert_eq!(keys, expected);
+    let problems = report["problems"].as_array().unwrap();
+    assert_eq!((report["ok"] == true, ran.code), (problems.is_empty(), i32::from(!problems.is_empty())), "{report}");
+    for problem in problems {
+        let text = problem.as_str().unwrap();
+        assert!(text.contains("; Hearth wants ") && text.contains(": ") && text.ends_with('.'), "{text}");
+    }
+    for reading in ["swap_used", "memory_free_percent", "load_1m", "processes_read", "processes_unreadable"] {
+        assert!(report["readings"][reading].is_number(), "{reading}: {report}");
+    }
+    assert!(report["readings"]["iogpu_wired_limit_mb"].is_null() || cfg!(target_os = "macos"), "{report}");
+    let names = ["host", "chip", "time"];
+    assert!(
+        names.iter().all(|name| !report[*name].as_str().unwrap().is_empty()) && report["ram"].as_u64() > Some(1 << 28)
+    );
+}
+
+#[test]
+fn preflight_forgives_the_cpu_use_of_exact_command_lines() {
+    let place = Place::new();
+    let (busy, command) = Busy::new();
+    let pid = busy.0.id();
+    // Other tests run beside this one: the busy program has to come to half a core in one of many tries.
+    let tried = |args: &[&str], list: &str| -> Value {
+        let found = (0..100).find_map(|_| {
+            let ran = place.run(args);
+            let report = ran.json();
+            assert_eq!(ran.code, i32::from(report["ok"] == false), "{report}");
+            report[list].as_array().unwrap().iter().any(|p| p["pid"] == pid).then_some(report)
+        });
+        found.unwrap_or_else(|| panic!("{command} never came into {list}"))
+    };
+    let holds = |report: &Value, list: &str| report[list].as_array().unwrap().iter().any(|p| p["pid"] == pid);
+    let told = |report: &Value| {
+        let sentences: Vec<&str> = report["problems"].as_array().unwrap().iter().map(|p| p.as_str().unwrap()).collect();
+        sentences.iter().any(|p| p.contains(&format!("(process {pid}) uses ")) && p.contains("--allow-cpu-process"))
+    };
+    let near = format!("{command} ");
+    let judged = tried(&["preflight", "--json", "--allow-cpu-process", &near], "background_cpu_processes");
+    assert!(told(&judged) && judged["ok"] == false && !holds(&judged, "allowed_cpu_processes"), "{judged}");
+    let shown = judged["background_cpu_processes"].as_array().unwrap().iter().find(|p| p["pid"] == pid).unwrap();
+    assert_eq!(shown["command"], command.as_str());
+    assert!(shown["cpu_percent"].as_f64() >= Some(50.0) && shown["memory"].as_u64() > Some(0), "{shown}");
+    let forgiven = tried(
+        &["preflight", "--allow-cpu-process", "make", "--allow-cpu-process", &command, "--json"],
+        "allowed_cpu_processes",
+    );
+    assert!(!told(&forgiven) && !holds(&forgiven, "background_cpu_processes"), "{forgiven}");
+}
+
+/// What a server says of itself in its home.
+fn record(server: &Server) -> Value {
+    serde_json::from_slice(&fs::read(server.place.home().join("server.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn preflight_says_the_same_over_http() {
+    let server = Server::start(&golden(TINY), &[]);
+    let (status, _) = server.get("/api/hearth/preflight");
+    assert_eq!(status, 401);
+    let url = format!("{}/api/hearth/preflight", server.url);
+    let reply = support::http().get(url).bearer_auth(record(&server)["token"].as_str().unwrap()).send().unwrap();
+    assert_eq!(reply.status(), 200);
+    let over_http: Value = reply.json().unwrap();
+    let here = server.place.run(&["preflight", "--json"]).json();
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&over_http), keys(&here));
+    assert_eq!(keys(&over_http["readings"]), keys(&here["readings"]));
+    for same in ["host", "chip", "ram", "limits"] {
+        assert_eq!(over_http[same], here[same], "{same}");
+    }
+    let shown = server.place.run(&["preflight"]);
+    assert!(shown.out.contains("\nswap ") && shown.out.contains("\nprocesses "), "{shown:?}");
+    assert_eq!(shown.out.contains("\nok: "), shown.code == 0, "{shown:?}");
+}
+
+#[test]
+fn preflight_leaves_the_own_server_out() {
+    let server = Server::start(&golden(TINY), &[]);
+    let pid = record(&server)["pid"].as_u64().unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let (seen, own) = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let body = json!({"prompt": "Hello", "max_tokens": 100, "ignore_eos": true});
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                server.post("/v1/completions", &body);
+            }
+        });
+        let stranger = Place::new();
+        let held = |place: &Place| {
+            let report = place.run(&["preflight", "--json"]).json();
+            let list = report["background_cpu_processes"].as_array().unwrap();
+            list.iter().any(|p| p["pid"] == pid)
+        };
+        // To another home it is a foreign program that computes: seen in one of many tries, whatever else runs.
+        let seen = (0..100).any(|_| held(&stranger));
+        let own = (0..3).any(|_| held(&server.place));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        (seen, own)
+    });
+    assert!(seen && !own, "seen by a stranger: {seen}, by its own home: {own}");
 }

@@ -10,6 +10,7 @@ mod completions;
 mod hangups;
 mod http;
 mod mutations;
+mod preflight;
 mod rules;
 mod safety;
 mod streams;
