@@ -62,6 +62,9 @@ pub enum Command {
     /// Check that this computer is ready, and say what to do where it is not
     #[command(after_help = EXIT_CODES)]
     Doctor(DataArgs),
+    /// Tell whether a model fits on this computer, with how much context and how fast; reads no weights
+    #[command(after_help = EXIT_CODES)]
+    Fit(FitArgs),
     /// Check that this computer is quiet and has room for a model now, and say what to do where it has not
     #[command(after_help = EXIT_CODES)]
     Preflight(PreflightArgs),
@@ -70,6 +73,29 @@ pub enum Command {
 /// Options of a command that only prints data.
 #[derive(Debug, Args)]
 pub struct DataArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hearth fit`.
+#[derive(Debug, Args)]
+pub struct FitArgs {
+    /// The model: a folder, a hub id that is on disk, or an unambiguous part of a name
+    pub model: String,
+    /// Context in tokens, prompt and answer together [default: 8192, or the model's own where that is less]
+    #[arg(long, value_name = "N", value_parser = count(1, 1 << 30))]
+    pub context: Option<u32>,
+    /// Memory that model and reserve may take, such as 18GB [default: three quarters of the memory, and no more than the
+    /// GPU may hold]
+    #[arg(long, value_name = "SIZE", value_parser = budget)]
+    pub memory_budget: Option<u64>,
+    /// Keep keys and values in 4 or 8 bits [default: as computed]
+    #[arg(long, value_name = "BITS", value_parser = ["4", "8"])]
+    pub kv_bits: Option<String>,
+    /// Show on which Macs it would run
+    #[arg(long)]
+    pub skus: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -260,6 +286,14 @@ pub struct ImportArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// A size that something is to fit into.
+fn budget(text: &str) -> Result<u64, String> {
+    match sizes::parse(text)? {
+        0 => Err("expected a size above 0, such as 18GB".to_owned()),
+        bytes => Ok(bytes),
+    }
 }
 
 /// A whole number in a range, as clap checks it.

@@ -2,6 +2,7 @@
 
 mod cache;
 mod doctor;
+mod fit;
 mod generate;
 mod import;
 mod local;
@@ -35,6 +36,7 @@ pub fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Stop(args) => wait(stop::run(&args, &home)),
         Command::Cache(command) => wait(cache::run(&command, &home)),
         Command::Doctor(args) => wait(doctor::run(&args, &home)),
+        Command::Fit(args) => fit::run(&args, &home),
         Command::Preflight(args) => preflight::run(&args, &home),
     }
 }

@@ -1,5 +1,6 @@
 //! What the server can be told before it starts, and why it may refuse to start.
 
+use hearth_library::scan::Places;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ pub struct ServerConfig {
     pub keep_client_headers: bool,
     /// The key of the admin routes; without one they refuse everything.
     pub admin_token: Option<String>,
+    /// Where models are looked for by name, beside the loaded one.
+    pub places: Places,
     /// A stream that was silent this long gets a comment, so that clients do not time out.
     pub ping_interval: Duration,
     /// A stream's headers are sent when its row is admitted, and at the latest after this long.
@@ -47,6 +50,7 @@ impl Default for ServerConfig {
             body_limit: 32 * 1024 * 1024,
             keep_client_headers: false,
             admin_token: None,
+            places: Places::default(),
             ping_interval: Duration::from_secs(10),
             header_delay: Duration::from_secs(10),
             read_timeout: Duration::from_secs(60),

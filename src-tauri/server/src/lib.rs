@@ -16,6 +16,7 @@ mod body;
 mod client_header;
 mod config;
 mod error;
+mod fit;
 mod generate;
 mod health;
 mod json;

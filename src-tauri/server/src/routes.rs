@@ -3,7 +3,7 @@
 use crate::body::drain;
 use crate::error::ServerError;
 use crate::state::AppState;
-use crate::{admin, health, openai, safety};
+use crate::{admin, fit, health, openai, safety};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{from_fn, from_fn_with_state};
@@ -26,6 +26,7 @@ pub fn router(state: AppState) -> Router {
         .route("/api/hearth/cache/flush", post(admin::flush_cache))
         .route("/api/hearth/cache/clear", post(admin::clear_cache))
         .route("/api/hearth/preflight", get(admin::preflight))
+        .route("/api/hearth/fit", get(fit::fit))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn_with_state(state.clone(), safety::require_key))

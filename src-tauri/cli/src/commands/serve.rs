@@ -9,7 +9,7 @@ use hearth_core::Backend;
 use hearth_core::stats::{Health, SsdState};
 use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
 use hearth_library::home::{Home, HomeLock, Ownership, ServerRecord, now};
-use hearth_library::scan::ModelEntry;
+use hearth_library::scan::{ModelEntry, Places};
 use hearth_server::{Bound, ServerConfig, StartError, bind, serve};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,6 +33,7 @@ pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
             config.host
         )));
     }
+    let config = ServerConfig { places: Places::standard(home, &[]), ..config };
     let cache = cache(&args, home)?;
     // From here on a signal ends the server in order, however early it comes.
     let stop = stop_on_signals()?;
