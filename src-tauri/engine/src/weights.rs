@@ -8,7 +8,7 @@ use crate::unpack::{self, Packed};
 use hearth_core::CoreError;
 use hearth_core::quantization::{Mode, Quantization, QuantizationConfig};
 use hearth_library::folder::{self, ModelFolder, TensorInfo};
-use hearth_mlx::{Device, Dtype, QuantizedWeight, Tensor, concatenate, eval};
+use hearth_mlx::{Arena, Block, Device, Dtype, QuantizedWeight, Tensor, concatenate, eval};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -23,6 +23,11 @@ pub struct Weights<'a> {
     device: Device,
     /// On a CPU: unpack quantized matrices to dense f32.
     unpack: bool,
+    /// Room for unpacked matrices, and how many floats of them are still to come.
+    arena: Option<Arena>,
+    unplaced: usize,
+    /// Packed words on their way.
+    scratch: Vec<u8>,
     /// The shard that was read last.
     open: Option<(usize, File)>,
     read: u64,
@@ -33,6 +38,9 @@ pub struct Weights<'a> {
 /// Share of the available memory that unpacked weights may take on a CPU.
 const UNPACK_SHARE: f64 = 0.6;
 
+/// Floats of an arena: 256 MB. Not all at once, because files hold matrices that no model asks for.
+const ARENA: usize = 64 << 20;
+
 impl<'a> Weights<'a> {
     /// Prepares to load from this folder, laid out for this device.
     pub fn new(
@@ -42,9 +50,22 @@ impl<'a> Weights<'a> {
         progress: Progress<'a>,
     ) -> Self {
         let total = folder.weight_bytes();
-        let mut weights = Weights { folder, quantization, device, unpack: false, open: None, read: 0, total, progress };
+        let mut weights = Weights {
+            folder,
+            quantization,
+            device,
+            unpack: false,
+            arena: None,
+            unplaced: 0,
+            scratch: Vec::new(),
+            open: None,
+            read: 0,
+            total,
+            progress,
+        };
         let available = hearth_machine::memory().available;
         weights.unpack = device == Device::Cpu && (weights.dense_bytes() as f64) < available as f64 * UNPACK_SHARE;
+        weights.unplaced = weights.unpacked_floats();
         weights
     }
 
@@ -73,6 +94,35 @@ impl<'a> Weights<'a> {
             }
         };
         self.folder.tensors.iter().map(elements).sum::<u64>() * 4
+    }
+
+    /// About how many floats [`Weights::unpacked`] will give: the affine matrices, but for an embedding that is no LM
+    /// head.
+    fn unpacked_floats(&self) -> usize {
+        let tied = !self.has("lm_head.weight");
+        let matrices = self.folder.tensors.iter().filter_map(|(name, info)| {
+            let path = name.strip_suffix(".weight").filter(|path| tied || !path.ends_with("embed_tokens"))?;
+            let q = self.affine(path).filter(|_| info.shape.len() == 2)?;
+            let stored: u64 = info.shape.iter().product();
+            usize::try_from(stored * 32 / u64::from(q.bits)).ok()
+        });
+        matrices.sum()
+    }
+
+    /// Room for a matrix of so many floats; `None` where it is too large for an arena.
+    fn room(&mut self, floats: usize) -> Result<Option<Block>> {
+        if floats > Arena::MOST {
+            return Ok(None);
+        }
+        let mut block = self.arena.as_mut().and_then(|arena| arena.take(floats));
+        if block.is_none() {
+            let mut arena = Arena::new(self.unplaced.clamp(floats, floats.max(ARENA)))?;
+            hearth_machine::prefer_huge_pages(arena.rest());
+            block = arena.take(floats);
+            self.arena = Some(arena);
+        }
+        self.unplaced = self.unplaced.saturating_sub(floats);
+        Ok(block)
     }
 
     /// A float tensor of this shape, in the compute dtype (f32 on a CPU, as stored on a GPU).
@@ -159,16 +209,32 @@ impl<'a> Weights<'a> {
             self.check_groups(path, inputs, q)?;
             self.check_shape(&format!("{path}.weight"), &[*rows, inputs * q.bits as usize / 32])?;
         }
-        // Fresh pages, which the unpacking threads touch first, and which MLX then uses as they are.
-        let mut dense = vec![0.0; inputs * outputs];
-        let mut rest = &mut dense[..];
+        // The unpacking threads touch it first, and MLX then uses it as it is.
+        let shape = [outputs as i32, inputs as i32];
+        match self.room(outputs * inputs)? {
+            Some(mut block) => {
+                self.unpack_into(block.values(), parts, inputs)?;
+                Ok(block.into_tensor(&shape)?)
+            }
+            None => {
+                let mut dense = vec![0.0; outputs * inputs];
+                self.unpack_into(&mut dense, parts, inputs)?;
+                Ok(Tensor::from_f32(&dense, &shape)?)
+            }
+        }
+    }
+
+    fn unpack_into(&mut self, dense: &mut [f32], parts: &[(&str, usize)], inputs: usize) -> Result<()> {
+        let mut rest = dense;
+        // One buffer for all matrices: fresh ones would be fresh pages each time.
+        let mut words = std::mem::take(&mut self.scratch);
         for (path, rows) in parts {
             let Some((part, after)) = rest.split_at_mut_checked(rows * inputs) else { break };
             rest = after;
             let Some(q) = self.affine(path) else { continue };
             let (bits, group) = (q.bits as usize, q.group_size as usize);
             let groups = [*rows, inputs / group];
-            let (words, dtype) = self.stored(&format!("{path}.weight"), &[*rows, inputs * bits / 32])?;
+            let dtype = self.stored_into(&format!("{path}.weight"), &[*rows, inputs * bits / 32], &mut words)?;
             if dtype != Dtype::U32 {
                 return Err(self
                     .mismatch(&format!("{path}.weight"), "packed U32 weights", format!("{dtype:?}"))
@@ -180,7 +246,8 @@ impl<'a> Weights<'a> {
                 Packed { words: &words, scales: &scales, biases: &biases, rows: *rows, cols: inputs, bits, group };
             unpack::dense(packed, part);
         }
-        Ok(Tensor::from_vec_f32(dense, &[outputs as i32, inputs as i32])?)
+        self.scratch = words;
+        Ok(())
     }
 
     fn fuse(&self, mut matrices: Vec<Matrix>) -> Result<Weight> {
@@ -294,6 +361,13 @@ impl<'a> Weights<'a> {
 
     /// The bytes of a tensor, its shape and dtype checked.
     fn stored(&mut self, name: &str, shape: &[usize]) -> Result<(Vec<u8>, Dtype)> {
+        let mut bytes = Vec::new();
+        let dtype = self.stored_into(name, shape, &mut bytes)?;
+        Ok((bytes, dtype))
+    }
+
+    /// [`Weights::stored`] into a buffer that may have been used before.
+    fn stored_into(&mut self, name: &str, shape: &[usize], bytes: &mut Vec<u8>) -> Result<Dtype> {
         let info = self.check_shape(name, shape)?;
         let dtype = match info.dtype {
             folder::Dtype::F32 => Dtype::F32,
@@ -303,10 +377,10 @@ impl<'a> Weights<'a> {
             folder::Dtype::U8 => Dtype::U8,
             other => return Err(self.mismatch(name, "dtype F32, F16, BF16, U32 or U8", format!("{other:?}")).into()),
         };
-        let bytes = self.bytes(info)?;
+        self.fetch(info, bytes)?;
         self.read += info.bytes;
         (self.progress)(self.read as f64 / self.total.max(1) as f64);
-        Ok((bytes, dtype))
+        Ok(dtype)
     }
 
     fn check_shape(&self, name: &str, shape: &[usize]) -> Result<&'a TensorInfo> {
@@ -320,17 +394,17 @@ impl<'a> Weights<'a> {
         Ok(info)
     }
 
-    fn bytes(&mut self, info: &TensorInfo) -> Result<Vec<u8>> {
+    fn fetch(&mut self, info: &TensorInfo, bytes: &mut Vec<u8>) -> Result<()> {
         let path = self.shard(info);
         let io = |e: std::io::Error| CoreError::Io { file: path.to_owned(), message: e.to_string() };
         let file = match self.open.take() {
             Some((shard, file)) if shard == info.shard => file,
             _ => File::open(path).map_err(io)?,
         };
-        let mut bytes = vec![0; info.bytes as usize];
-        file.read_exact_at(&mut bytes, info.offset).map_err(io)?;
+        bytes.resize(info.bytes as usize, 0);
+        file.read_exact_at(bytes, info.offset).map_err(io)?;
         self.open = Some((info.shard, file));
-        Ok(bytes)
+        Ok(())
     }
 
     fn shard(&self, info: &TensorInfo) -> &'a Path {

@@ -19,6 +19,7 @@
 //! # }
 //! ```
 
+mod arena;
 #[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64"))]
 mod blas;
 mod call;
@@ -32,6 +33,7 @@ mod quant;
 mod random;
 mod tensor;
 
+pub use arena::{Arena, Block};
 pub use call::{MlxError, Result};
 pub use device::{Device, device};
 pub use fast::Mask;

@@ -138,32 +138,6 @@ impl Tensor {
         Self::from_bytes(bytes, shape, Dtype::F32)
     }
 
-    /// A tensor that takes these values over, row-major, without copying them where MLX can use them in place.
-    ///
-    /// # Errors
-    /// If there are more or fewer values than `shape` says.
-    pub fn from_vec_f32(values: Vec<f32>, shape: &[i32]) -> Result<Self> {
-        let wanted: i64 = shape.iter().map(|&d| i64::from(d)).product();
-        if wanted != values.len() as i64 {
-            let message = format!("{shape:?} does not take {} values", values.len());
-            return Err(MlxError { operation: "from_vec", message });
-        }
-        prepare();
-        let values = Box::into_raw(Box::new(values));
-        // SAFETY: the vector has the length checked above and lives, unmoved, until MLX calls `drop_vec` on it, once.
-        unsafe {
-            let data = (*values).as_mut_ptr().cast();
-            Ok(Self::from_raw(mlx_sys::mlx_array_new_data_managed_payload(
-                data,
-                shape.as_ptr(),
-                shape.len() as i32,
-                Dtype::F32.raw(),
-                values.cast(),
-                Some(drop_vec),
-            )))
-        }
-    }
-
     /// A vector of token ids (or other counts).
     ///
     /// # Errors
@@ -287,13 +261,6 @@ impl Tensor {
         eval([&ready])?;
         Ok(ready)
     }
-}
-
-/// # Safety
-/// `payload` must be a leaked `Box<Vec<f32>>`.
-unsafe extern "C" fn drop_vec(payload: *mut c_void) {
-    // SAFETY: the caller vouches for it.
-    drop(unsafe { Box::from_raw(payload.cast::<Vec<f32>>()) });
 }
 
 /// # Safety
