@@ -37,7 +37,9 @@ impl Arm {
 
     /// All answers, the requests submitted at once.
     pub fn ask(&self, requests: impl Iterator<Item = GenerateRequest>) -> Vec<Answer> {
-        ask_all(&self.engine, &self.model, requests)
+        let running: Vec<Generation> =
+            requests.map(|request| self.engine.submit(&self.model, request).unwrap()).collect();
+        running.into_iter().map(answer).collect()
     }
 
     /// Waits, for at most twenty seconds, until every request has ended and is counted.
@@ -71,16 +73,6 @@ pub struct Answer {
     pub usage: Usage,
 }
 
-/// Submits all at once and waits for all.
-pub fn ask_all(
-    engine: &EngineHandle,
-    model: &ServedModel,
-    requests: impl Iterator<Item = GenerateRequest>,
-) -> Vec<Answer> {
-    let running: Vec<Generation> = requests.map(|request| engine.submit(model, request).unwrap()).collect();
-    running.into_iter().map(answer).collect()
-}
-
 fn answer(mut generation: Generation) -> Answer {
     let (mut tokens, mut admitted) = (Vec::new(), None);
     loop {
@@ -107,6 +99,9 @@ pub struct Differences {
     pub near: usize,
     /// Of these, decided differently. What follows such a step is another text and is not compared.
     pub parted: usize,
+    /// Log-probabilities compared, and the sum of their differences.
+    pub compared: usize,
+    pub sum: f64,
     /// The largest difference of a log-probability.
     pub worst: f32,
     /// The largest gap of the two best logits at a step that was decided differently.
@@ -118,12 +113,14 @@ impl Differences {
     /// good as a tie: nothing else is tolerated. Log-probabilities may differ by `tolerance`.
     pub fn compare(&mut self, what: &str, turn: &Turn, warm: &[TokenInfo], near: f32, tolerance: f32) {
         assert_eq!(turn.cold.len(), warm.len(), "{what}: {}", turn.what);
+        for (step, gap) in turn.near_ties() {
+            let prompt = turn.request.prompt.len();
+            println!("{what}: near tie in step {step} after a {} prompt of {prompt} tokens, {gap} apart", turn.what);
+        }
         for (step, (cold, warm)) in turn.cold.iter().zip(warm).enumerate() {
             let (best, second) = (cold.top[0].1, cold.top[1].1);
             self.steps += 1;
-            if best - second < NEAR {
-                self.near += 1;
-            }
+            self.near += usize::from(best - second < NEAR);
             let place = || {
                 format!(
                     "{what}: {} prompt of {} tokens, step {step}: {:?} without the cache, {:?} with it",
@@ -137,6 +134,8 @@ impl Differences {
                 if let Some((_, without)) = cold.top.iter().find(|(other, _)| other == id) {
                     let difference = (logprob - without).abs();
                     self.worst = self.worst.max(difference);
+                    self.sum += f64::from(difference);
+                    self.compared += 1;
                     assert!(difference <= tolerance, "{} differ by {difference}", place());
                 }
             }

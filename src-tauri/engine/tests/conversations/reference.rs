@@ -19,6 +19,8 @@ pub enum Trims {
 #[derive(Clone)]
 pub struct Reference {
     trims: Trims,
+    /// The shortest prefix of a kept sequence that can be continued, but for all of it.
+    from: usize,
     kept: Vec<Vec<u32>>,
 }
 
@@ -27,7 +29,12 @@ const COLD: usize = 256;
 
 impl Reference {
     pub fn new(trims: Trims) -> Self {
-        Reference { trims, kept: Vec::new() }
+        Reference { trims, from: 0, kept: Vec::new() }
+    }
+
+    /// The same, with prefixes of at least this length.
+    pub fn reusable_from(self, from: usize) -> Self {
+        Reference { from, ..self }
     }
 
     /// The same, had it been on disk, where windows are never cut.
@@ -46,7 +53,7 @@ impl Reference {
                 Trims::Within(window) => kept.len() <= window,
                 Trims::None => false,
             };
-            if trims || common == kept.len() { common } else { 0 }
+            if trims && common >= self.from || common == kept.len() { common } else { 0 }
         };
         self.kept.iter().map(usable).max().unwrap_or(0)
     }

@@ -1,10 +1,9 @@
 //! Random conversations: what is asked turn by turn, with edits, forks, repeats, truncations and replays, and what an
 //! engine without a prompt cache answers. The arms with a cache get the same prompts.
 
-use crate::arms::{self, Answer};
+use crate::arms::{Answer, Arm, NEAR};
+use hearth_core::GenerateRequest;
 use hearth_core::event::TokenInfo;
-use hearth_core::{GenerateRequest, ServedModel};
-use hearth_engine::EngineHandle;
 
 /// A small random generator with a fixed seed (splitmix64).
 pub struct Random(pub u64);
@@ -74,6 +73,8 @@ pub struct Lengths {
     pub generated: std::ops::Range<usize>,
     /// Turns of a conversation.
     pub turns: std::ops::Range<usize>,
+    /// The shortest prompt.
+    pub least: usize,
 }
 
 /// One request and what the engine without a cache answered.
@@ -87,6 +88,12 @@ pub struct Turn {
 impl Turn {
     fn ids(&self) -> impl Iterator<Item = u32> + '_ {
         self.cold.iter().map(|t| t.id)
+    }
+
+    /// Steps whose two best logits are nearer than [`NEAR`], and how near.
+    pub fn near_ties(&self) -> impl Iterator<Item = (usize, f32)> + '_ {
+        let gaps = self.cold.iter().map(|t| t.top[0].1 - t.top[1].1).enumerate();
+        gaps.filter(|(_, gap)| *gap < NEAR)
     }
 
     /// Prompt and answer.
@@ -117,7 +124,7 @@ fn next(random: &mut Random, words: &Words, lengths: &Lengths, turns: &[Turn]) -
         }
         8 => return (last.request.prompt.clone(), "repeated"),
         9 => {
-            prompt.truncate(random.of(1..prompt.len()));
+            prompt.truncate(random.of(lengths.least..prompt.len()));
             if random.below(2) == 0 {
                 return (prompt, "truncated");
             }
@@ -134,13 +141,13 @@ fn next(random: &mut Random, words: &Words, lengths: &Lengths, turns: &[Turn]) -
     (prompt, what)
 }
 
-/// As many conversations as asked for, some with a system prompt that others have too. Each ends after its own number
-/// of turns.
+/// `count` conversations, some with a system prompt that others have too, answered by an engine without a cache,
+/// `at_once` requests at a time. Each ends after its own number of turns.
 pub fn conversations(
-    engine: &EngineHandle,
-    model: &ServedModel,
-    (words, lengths): (&Words, &Lengths),
-    count: usize,
+    cold: &Arm,
+    words: &Words,
+    lengths: &Lengths,
+    (count, at_once): (usize, usize),
     seed: u64,
 ) -> Vec<Vec<Turn>> {
     let mut random = Random(seed);
@@ -153,14 +160,10 @@ pub fn conversations(
         })
         .collect();
     let mut all: Vec<(Vec<Turn>, usize)> = (0..count).map(|_| (Vec::new(), random.of(lengths.turns.clone()))).collect();
-    for round in 0.. {
+    loop {
         let mut asked = Vec::new();
         for (i, (turns, length)) in all.iter().enumerate() {
-            if round == *length {
-                asked.push((i, None));
-                continue;
-            }
-            if round > *length {
+            if turns.len() == *length {
                 continue;
             }
             let (mut prompt, what) = next(&mut random, words, lengths, turns);
@@ -178,15 +181,14 @@ pub fn conversations(
             boundaries.dedup();
             let tokens = random.of(lengths.generated.clone());
             let request = GenerateRequest { boundaries, logprobs: Some(5), ..GenerateRequest::greedy(&prompt, tokens) };
-            asked.push((i, Some((request, what))));
+            asked.push((i, request, what));
         }
-        let asked: Vec<_> = asked.into_iter().filter_map(|(i, request)| Some((i, request?))).collect();
         if asked.is_empty() {
             break;
         }
-        for batch in asked.chunks(32) {
-            let answers = arms::ask_all(engine, model, batch.iter().map(|(_, (request, _))| request.clone()));
-            for ((i, (request, what)), Answer { tokens, usage }) in batch.iter().zip(answers) {
+        for batch in asked.chunks(at_once) {
+            let answers = cold.ask(batch.iter().map(|(_, request, _)| request.clone()));
+            for ((i, request, what), Answer { tokens, usage }) in batch.iter().zip(answers) {
                 assert_eq!(usage.cached_tokens, 0, "a cache that is off");
                 all[*i].0.push(Turn { request: request.clone(), cold: tokens, what });
             }
