@@ -7,6 +7,7 @@ mod cache;
 mod chat;
 mod checks;
 mod completions;
+mod fit;
 mod hangups;
 mod http;
 mod mutations;
