@@ -117,7 +117,6 @@ impl<'a> Weights<'a> {
         let mut block = self.arena.as_mut().and_then(|arena| arena.take(floats));
         if block.is_none() {
             let mut arena = Arena::new(self.unplaced.clamp(floats, floats.max(ARENA)))?;
-            hearth_machine::prefer_huge_pages(arena.rest());
             block = arena.take(floats);
             self.arena = Some(arena);
         }

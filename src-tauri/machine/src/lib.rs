@@ -34,24 +34,8 @@ pub fn release_freed() {
     sys::release_freed();
 }
 
-/// Asks for huge pages under this memory, before it is used: half a gigabyte of weights is 130,000 page faults in pages
-/// of 4 KB, and more entries than the CPU's address cache has in every decode step; in pages of 2 MB it is 260. A
-/// system that has none to give says no, and nothing but speed depends on it.
-pub fn prefer_huge_pages(memory: &mut [f32]) {
-    sys::prefer_huge_pages(memory);
-}
-
 #[cfg(test)]
 mod tests {
-    #[test]
-    fn advice_changes_no_values() {
-        let mut memory: Vec<f32> = (0..5 << 20).map(|i| i as f32).collect();
-        super::prefer_huge_pages(&mut memory);
-        super::prefer_huge_pages(&mut memory[..3]);
-        super::prefer_huge_pages(&mut []);
-        assert!(memory.iter().enumerate().all(|(i, &x)| x == i as f32));
-    }
-
     #[test]
     fn the_figures_are_plausible() {
         let m = super::memory();

@@ -30,22 +30,6 @@ pub fn release_freed() {
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub fn release_freed() {}
 
-/// The whole pages in this memory become huge ones where they are first used from now on.
-#[cfg(target_os = "linux")]
-pub fn prefer_huge_pages(memory: &mut [f32]) {
-    const PAGE: usize = 4096;
-    let (start, bytes) = (memory.as_mut_ptr().cast::<libc::c_void>(), size_of_val(memory));
-    let skip = start.align_offset(PAGE);
-    if let Some(whole) = bytes.checked_sub(skip).map(|bytes| bytes / PAGE * PAGE).filter(|&bytes| bytes > 0) {
-        // SAFETY: advice about whole pages of memory that is the caller's; it changes no values.
-        unsafe { libc::madvise(start.byte_add(skip), whole, libc::MADV_HUGEPAGE) };
-    }
-}
-
-/// macOS chooses its pages by itself.
-#[cfg(not(target_os = "linux"))]
-pub fn prefer_huge_pages(_memory: &mut [f32]) {}
-
 #[cfg(target_os = "linux")]
 pub fn memory() -> Memory {
     let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();

@@ -47,13 +47,6 @@ impl Arena {
         Ok(Arena { flat, start, used, len })
     }
 
-    /// What no block has, for advice to the system about it.
-    pub fn rest(&mut self) -> &mut [f32] {
-        // SAFETY: from the first free float to the end of the buffer, which lives as long as the arena; any bits are
-        // a float.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(self.used), self.len - self.used) }
-    }
-
     /// The next so many floats; `None` where fewer are left.
     pub fn take(&mut self, floats: usize) -> Option<Block> {
         let at = self.used;
@@ -183,7 +176,6 @@ mod tests {
     #[test]
     fn blocks_become_tensors_in_place() {
         let mut arena = Arena::new(100).unwrap();
-        assert!(arena.rest().len() >= 100);
         let mut blocks: Vec<Block> = [6, 0, 40, 16].iter().map(|&n| arena.take(n).unwrap()).collect();
         assert!(arena.take(60).is_none(), "more than was asked for");
         assert!(arena.take(usize::MAX).is_none());
