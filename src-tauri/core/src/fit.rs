@@ -87,6 +87,16 @@ impl Model {
     pub fn add(&mut self, tensor: Head<'_>) {
         self.weights.add(tensor, self.shape.layers, &self.quantization);
     }
+
+    /// The same model with nothing counted, for a part of its files.
+    pub fn part(&self) -> Self {
+        Model { weights: Weights::default(), ..self.clone() }
+    }
+
+    /// Counts what a [part](Model::part) counted.
+    pub fn merge(&mut self, part: &Model) {
+        self.weights.merge(&part.weights);
+    }
 }
 
 /// What is asked of a model and a machine.

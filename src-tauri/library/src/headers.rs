@@ -3,14 +3,14 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
 use hearth_core::fit::Model;
 use hearth_core::fit::weights::{Head, Stored};
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
 use crate::folder::{config_of, weight_files};
@@ -37,17 +37,71 @@ pub struct Work {
 pub fn model(dir: &Path) -> Result<(Model, Work), LibraryError> {
     let config = Value::Object(config_of(dir)?);
     let mut model = Model::from_config(&config, &dir.join("config.json"))?;
+    let names = match numbered(dir)? {
+        Some(names) => names,
+        None => weight_files(dir)?.names,
+    };
+    // A hundred thousand tensors (every expert by itself) take a core tens of milliseconds.
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(8);
+    let share = names.len().div_ceil(threads).max(1);
     let mut work = Work::default();
-    for name in weight_files(dir)?.names {
-        let path = dir.join(name);
-        work.bytes += file(&path, &mut |head| {
+    let parts: Vec<_> = std::thread::scope(|scope| {
+        let model = &model;
+        let start = |names| scope.spawn(move || files(dir, names, model.part()));
+        let running: Vec<_> = names.chunks(share).map(start).collect();
+        running.into_iter().map(|thread| thread.join()).collect()
+    });
+    for part in parts {
+        let broken = |_| LibraryError::mismatch(dir, "the weights", "headers that can be read", "headers that cannot");
+        let (part, done) = part.map_err(broken)??;
+        model.merge(&part);
+        work = Work {
+            files: work.files + done.files,
+            bytes: work.bytes + done.bytes,
+            tensors: work.tensors + done.tensors,
+        };
+    }
+    if work.tensors == 0 {
+        return Err(LibraryError::mismatch(dir, "the weights", "at least one tensor", "none"));
+    }
+    Ok((model, work))
+}
+
+/// The weight files, where they are numbered and all there: then the index says nothing more, and takes as long to read
+/// as all headers.
+fn numbered(dir: &Path) -> Result<Option<Vec<String>>, LibraryError> {
+    let mut names = Vec::new();
+    let mut total = None;
+    for entry in fs::read_dir(dir).map_err(LibraryError::io("list", dir))? {
+        let entry = entry.map_err(LibraryError::io("list", dir))?;
+        let name = entry.file_name().into_string().unwrap_or_default();
+        let Some(stem) = name.strip_suffix(".safetensors") else { continue };
+        let number = stem.strip_prefix("model-").and_then(|rest| rest.split_once("-of-"));
+        match number.map(|(number, all)| (number.parse::<usize>(), all.parse::<usize>())) {
+            Some((Ok(_), Ok(all))) if total.is_none_or(|total| total == all) => {
+                total = Some(all);
+                names.push(name);
+            }
+            // Another kind of folder: the index decides, or the names.
+            _ => return Ok(None),
+        }
+    }
+    names.sort();
+    let whole = total.is_some_and(|total| {
+        names.len() == total && (1..=total).zip(&names).all(|(n, name)| name.starts_with(&format!("model-{n:05}-of-")))
+    });
+    Ok(whole.then_some(names))
+}
+
+/// Counts the tensors of these files.
+fn files(dir: &Path, names: &[String], mut model: Model) -> Result<(Model, Work), LibraryError> {
+    let mut work = Work::default();
+    for name in names {
+        work.bytes += file(&dir.join(name), &mut |head| {
             work.tensors += 1;
             model.add(head);
         })?;
         work.files += 1;
-    }
-    if work.tensors == 0 {
-        return Err(LibraryError::mismatch(dir, "the weights", "at least one tensor", "none"));
     }
     Ok((model, work))
 }
@@ -110,7 +164,7 @@ fn file(path: &Path, each: &mut dyn FnMut(Head<'_>)) -> Result<u64, LibraryError
 struct Entry<'a> {
     #[serde(borrow)]
     dtype: Cow<'a, str>,
-    shape: Vec<u64>,
+    shape: Elements,
     data_offsets: (u64, u64),
 }
 
@@ -118,7 +172,7 @@ impl Entry<'_> {
     /// The tensor, where its range fits its shape; else what was expected and what was found.
     fn head<'n>(&self, name: &'n str) -> Result<Head<'n>, (String, String)> {
         let (begin, end) = self.data_offsets;
-        let elements = self.shape.iter().try_fold(1u64, |n, dim| n.checked_mul(*dim));
+        let elements = self.shape.0;
         let (stored, bits) = match &*self.dtype {
             "F32" => (Stored::F32, 32),
             "F16" | "BF16" => (Stored::Half, 16),
@@ -135,12 +189,37 @@ impl Entry<'_> {
             (Some(elements), Some(bytes)) if end.checked_sub(begin) == Some(bytes) && end < 1 << 60 => {
                 Ok(Head { name, stored, elements, bytes })
             }
-            (_, Some(bytes)) => Err((
-                format!("{bytes} bytes for {} {:?}", self.dtype, self.shape),
+            (Some(elements), Some(bytes)) => Err((
+                format!("{bytes} bytes for {elements} elements of {}", self.dtype),
                 format!("data from {begin} to {end}"),
             )),
-            _ => Err(("a shape that fits into memory".into(), format!("{:?}", self.shape))),
+            _ => Err(("a shape that fits into memory".into(), "a larger one".into())),
         }
+    }
+}
+
+/// The product of a shape, which is not kept; `None` where it is too large to be one.
+struct Elements(Option<u64>);
+
+impl<'de> Deserialize<'de> for Elements {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Shape;
+        impl<'de> Visitor<'de> for Shape {
+            type Value = Elements;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of dimensions")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Elements, A::Error> {
+                let mut product = Some(1u64);
+                while let Some(dim) = seq.next_element::<u64>()? {
+                    product = product.and_then(|n| n.checked_mul(dim));
+                }
+                Ok(Elements(product))
+            }
+        }
+        deserializer.deserialize_seq(Shape)
     }
 }
 

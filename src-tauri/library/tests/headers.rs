@@ -105,7 +105,7 @@ fn damage_is_named() {
         (raw_shard("{\"a\": 7}", 0), vec!["the header", "dtype"]),
         (
             raw_shard(r#"{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}"#, 8),
-            vec!["tensor a", "12 bytes for F32 [3]"],
+            vec!["tensor a", "12 bytes for 3 elements of F32"],
         ),
         (
             raw_shard(r#"{"a":{"dtype":"F32","shape":[3],"data_offsets":[8,0]}}"#, 8),

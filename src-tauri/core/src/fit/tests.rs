@@ -205,3 +205,36 @@ fn a_layer_that_nobody_knows_is_an_error_and_so_is_a_missing_size() {
         assert!(e.contains(says) && e.contains("config.json"), "{e}");
     }
 }
+
+#[test]
+fn parts_of_the_files_count_like_the_whole() {
+    let whole = model(&kinds()[5]);
+    let names = [
+        "model.embed_tokens.weight",
+        "model.layers.1.block_sparse_moe.experts.3.w1.weight",
+        "model.layers.1.mlp.switch_mlp.up_proj.weight",
+        "language_model.model.layers.3.experts.switch_glu.up_proj.weight",
+        "model.language_model.layers.3.self_attn.o_proj.weight",
+        "model.layers.4.eh_proj.weight",
+        "model.layers.2.self_attn.rotary_emb.inv_freq",
+        "vision_tower.encoder.layers.0.fc1.weight",
+        "language_model.lm_head.weight",
+        "mtp.layers.0.fc.weight",
+        "transformer.h.0.attn.weight",
+    ];
+    let head = |n: usize| {
+        let bytes = 2 << n;
+        Head { name: names[n], stored: Stored::Half, elements: bytes / 2, bytes }
+    };
+    let mut all = whole.part();
+    (0..names.len()).for_each(|n| all.add(head(n)));
+    let (mut odd, mut even) = (whole.part(), whole.part());
+    (0..names.len()).for_each(|n| if n % 2 == 1 { odd.add(head(n)) } else { even.add(head(n)) });
+    odd.merge(&even);
+    assert_eq!(odd.weights, all.weights);
+    let fit = fit(&all, &machine(Device::Gpu, GIB), &Ask { context: Some(1), ..Ask::default() });
+    let bytes = |of: &[usize]| of.iter().map(|n| 2u64 << n).sum::<u64>();
+    assert_eq!(fit.terms.weights, bytes(&[0, 1, 2, 3, 4, 8, 10]));
+    // 2 of 8 experts.
+    assert_eq!(fit.bytes_per_token, bytes(&[4, 8, 10]) + bytes(&[1, 2, 3]) / 4 + 2048);
+}

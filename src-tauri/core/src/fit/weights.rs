@@ -46,7 +46,7 @@ struct Forms {
 }
 
 /// What the weight files hold, counted.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Weights {
     /// Looked up by row: read for one token, not for all.
     embedding: Forms,
@@ -91,12 +91,26 @@ const SKIPPED: [&str; 9] = [
     "rotary_emb.inv_freq",
 ];
 
+/// Where the layers of a language model are. A model of many experts has a hundred thousand names of this kind: these
+/// are told apart by what follows alone.
+const LAYERS: [&str; 4] =
+    ["model.layers.", "language_model.model.layers.", "model.language_model.layers.", "backbone.layers."];
+
 fn part(name: &str, layers: usize) -> Part {
     let has = |word: &str| name.contains(word);
+    if let Some(rest) = LAYERS.iter().find_map(|start| name.strip_prefix(start)) {
+        let (number, rest) = rest.split_once('.').unwrap_or((rest, ""));
+        return match number.parse::<usize>() {
+            // Layers past the last one predict further tokens (DeepSeek, GLM).
+            Ok(n) if n >= layers => Part::Skipped,
+            _ if is_expert(rest) => Part::Experts,
+            _ if rest.contains("rotary_emb.inv_freq") => Part::Skipped,
+            _ => Part::Rest,
+        };
+    }
     if SKIPPED.iter().any(|word| has(word)) || name.starts_with("mtp.") || has(".mtp.") {
         return Part::Skipped;
     }
-    // Layers past the last one predict further tokens (DeepSeek, GLM).
     let digits = name.split_once("layers.").map(|(_, rest)| rest.split('.').next().unwrap_or_default());
     if digits.and_then(|n| n.parse::<usize>().ok()).is_some_and(|n| n >= layers) {
         return Part::Skipped;
@@ -110,17 +124,43 @@ fn part(name: &str, layers: usize) -> Part {
         Part::Embedding
     } else if name.starts_with("lm_head.") || has(".lm_head.") || name.starts_with("output.") {
         Part::Head
-    } else if [".experts.", ".switch_mlp.", ".switch_glu.", "moe.input_linear.", "moe.output_linear."]
-        .iter()
-        .any(|w| has(w))
-    {
+    } else if is_expert(name) {
         Part::Experts
     } else {
         Part::Rest
     }
 }
 
+/// Whether a name is that of a weight of several experts, or of one of them.
+fn is_expert(name: &str) -> bool {
+    const WORDS: [&str; 5] = [".experts.", ".switch_mlp.", ".switch_glu.", "moe.input_linear.", "moe.output_linear."];
+    name.starts_with("experts.") || WORDS.iter().any(|word| name.contains(word))
+}
+
+impl Forms {
+    fn add(&mut self, other: &Forms) {
+        self.stored += other.stored;
+        self.dense += other.dense;
+        self.packed += other.packed;
+        self.quantized |= other.quantized;
+    }
+}
+
 impl Weights {
+    /// Counts what `other` counted as well.
+    pub(super) fn merge(&mut self, other: &Weights) {
+        self.embedding.add(&other.embedding);
+        self.tables.add(&other.tables);
+        self.head.add(&other.head);
+        self.experts.add(&other.experts);
+        self.rest.add(&other.rest);
+        self.skipped += other.skipped;
+        self.dense_values += other.dense_values;
+        self.largest_packed = self.largest_packed.max(other.largest_packed);
+        self.float = self.float.max(other.float);
+        self.tensors += other.tensors;
+    }
+
     /// Counts one tensor of a model of so many layers.
     pub(super) fn add(&mut self, tensor: Head<'_>, layers: usize, quantization: &QuantizationConfig) {
         let Head { name, stored, elements, bytes } = tensor;
@@ -160,10 +200,7 @@ impl Weights {
                 return;
             }
         };
-        group.stored += forms.stored;
-        group.dense += forms.dense;
-        group.packed += forms.packed;
-        group.quantized |= forms.quantized;
+        group.add(&forms);
         if packed && matches!(part, Part::Head | Part::Rest) {
             self.largest_packed = self.largest_packed.max(values);
         }
