@@ -132,7 +132,7 @@ const DISK: &str = "disk: 10 conversations, one system prompt";
 fn disk(bench: &Bench<'_>) -> Result<Line> {
     bench.new_home()?;
     let mut server = bench.serve(HEARTH, &bench.contest.quantized)?;
-    let system = turns::words(77, 1000);
+    let system = turns::words(77, if bench.options.quick { 300 } else { 1000 });
     let (mut lengths, mut shared) = (Vec::new(), u64::MAX);
     for number in 0..SHARING {
         let question = format!("{}?", turns::words(100 + number, 40));

@@ -17,7 +17,7 @@ pub const NAME: &str = "decode while 500 MB are written";
 
 /// Conversations of about 1,550 tokens, 72 MB each: 500 MB.
 const CONVERSATIONS: usize = 7;
-const QUICK_CONVERSATIONS: usize = 2;
+const QUICK_CONVERSATIONS: usize = 1;
 /// How long to look without writing, before and after.
 const WINDOW: Duration = Duration::from_secs(8);
 const QUICK_WINDOW: Duration = Duration::from_secs(2);

@@ -29,6 +29,9 @@ const COLD_BEFORE_KILL: &str = "first turn before the kill";
 /// Words of the system prompt and of the first question: about as many tokens.
 const SYSTEM: usize = 1000;
 const USER: usize = 450;
+/// The same for a quick look.
+const QUICK_SYSTEM: usize = 250;
+const QUICK_USER: usize = 100;
 /// Bytes of the same for the tiny models, whose tokens are bytes.
 const TINY_SYSTEM: usize = 2400;
 const TINY_USER: usize = 900;
@@ -40,7 +43,7 @@ const REST: Duration = Duration::from_millis(150);
 
 /// One answer.
 pub struct Turn {
-    /// Seconds from the request to the first text.
+    /// Seconds from the request to the first token.
     pub first: f64,
     /// Tokens of the prompt.
     pub prompt: u64,
@@ -61,10 +64,13 @@ pub fn ask(server: SocketAddr, messages: &[Value], count: usize, bias: Option<u6
     }
     let (sent, mut first, mut text, mut usage) = (Instant::now(), None, String::new(), Value::Null);
     http::stream(server, "/v1/chat/completions", &body, |event| {
-        if let Some(more) = event["choices"][0]["delta"]["content"].as_str().filter(|more| !more.is_empty()) {
+        let choice = &event["choices"][0];
+        let more = choice["delta"]["content"].as_str().unwrap_or_default();
+        // An answer may be over before it has begun: then its first token is the end.
+        if !more.is_empty() || choice["finish_reason"].is_string() {
             first.get_or_insert_with(|| sent.elapsed().as_secs_f64());
-            text.push_str(more);
         }
+        text.push_str(more);
         if event["usage"].is_object() {
             usage = event["usage"].clone();
         }
@@ -73,7 +79,7 @@ pub fn ask(server: SocketAddr, messages: &[Value], count: usize, bias: Option<u6
     std::thread::sleep(REST);
     let number = |value: &Value| value.as_u64().with_context(|| format!("a server's usage is {usage}"));
     Ok(Turn {
-        first: first.context("a server's stream has no text")?,
+        first: first.context("a server's stream has neither text nor an end")?,
         prompt: number(&usage["prompt_tokens"])?,
         cached: usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0),
         generated: number(&usage["completion_tokens"])?,
@@ -101,20 +107,21 @@ pub fn words(number: usize, count: usize) -> String {
 /// How the conversations of a model begin.
 #[derive(Clone, Copy)]
 enum Length {
-    Words,
-    Bytes,
+    /// So many words of system prompt and first question.
+    Words(usize, usize),
+    /// So many bytes.
+    Bytes(usize, usize),
 }
 
 impl Length {
     /// System prompt and first question of conversation `number`.
     fn opening(self, number: usize) -> Vec<Value> {
-        let text = |number, count, bytes| match self {
-            Length::Words => words(number, count),
-            Length::Bytes => words(number, bytes).chars().take(bytes).collect(),
+        let text = |number, count| match self {
+            Length::Words(..) => words(number, count),
+            Length::Bytes(..) => words(number, count).chars().take(count).collect(),
         };
-        let system = text(number, SYSTEM, TINY_SYSTEM);
-        let user = text(number + 500_000, USER, TINY_USER);
-        vec![message("system", &system), message("user", &user)]
+        let (Length::Words(system, user) | Length::Bytes(system, user)) = self;
+        vec![message("system", &text(number, system)), message("user", &text(number + 500_000, user))]
     }
 }
 
@@ -229,7 +236,7 @@ impl Model {
 
     /// A tiny random model says no words: it is made to say a letter.
     fn bias(&self) -> Option<u64> {
-        matches!(self.length, Length::Bytes).then_some(self.letter)
+        matches!(self.length, Length::Bytes(..)).then_some(self.letter)
     }
 
     /// First turn, second turn, and the second turn again after an edit of the answer.
@@ -262,8 +269,12 @@ impl Both {
 
 /// The rows of the starter model.
 pub fn smollm(bench: &Bench<'_>) -> Result<Vec<Line>> {
+    let length = match bench.options.quick {
+        true => Length::Words(QUICK_SYSTEM, QUICK_USER),
+        false => Length::Words(SYSTEM, USER),
+    };
     let folders = [bench.contest.quantized.clone(), bench.contest.dense.clone()];
-    let model = Model::new("SmolLM2", folders, Length::Words)?;
+    let model = Model::new("SmolLM2", folders, length)?;
     let who = [HEARTH, DENSE];
     let mut figures = Figures::default();
     bench.new_home()?;
@@ -328,7 +339,7 @@ pub fn smollm(bench: &Bench<'_>) -> Result<Vec<Line>> {
 /// The rows of a tiny model whose state cannot be trimmed.
 pub fn hybrid(bench: &Bench<'_>, name: &'static str) -> Result<Vec<Line>> {
     let folder = bench.ws.root.join("tests/goldens").join(name);
-    let model = Model::new(name, [folder.clone(), folder], Length::Bytes)?;
+    let model = Model::new(name, [folder.clone(), folder], Length::Bytes(TINY_SYSTEM, TINY_USER))?;
     let mut figures = Figures::default();
     bench.new_home()?;
     let servers = model.both(bench)?;
