@@ -12,7 +12,7 @@ mod script;
 
 use arms::{Answer, Arm, Differences, NEAR, golden};
 use hearth_core::stats::{CacheStats, SsdState};
-use hearth_core::{Backend, GenerateRequest};
+use hearth_core::{Backend, EngineError, GenerateRequest};
 use hearth_engine::CacheOptions;
 use reference::{Reference, Trims};
 use safetensors::SafeTensors;
@@ -329,7 +329,7 @@ fn quantized(
 
 /// Prompts that are converted after the same 256 tokens whoever computes them.
 fn long() -> Lengths {
-    Lengths { first: vec![260..400, 500..600], added: 1..25, generated: 2..9, turns: 3..5, least: 257 }
+    Lengths { first: vec![260..330, 500..540], added: 1..25, generated: 2..9, turns: 3..5, least: 257 }
 }
 
 /// The tiny models have one quantized layer. Measured, at 8 and at 4 bits: 0.012 and 0.21 at most (0.001 and 0.028 on
@@ -348,8 +348,8 @@ fn quantized_keys_and_values() {
         let (long, any, words) = (long(), lengths(), Words::Ids(250));
         quantized(&model, (&words, &long), (8, 4), [tolerance(0.03, 0.004), tolerance(0.002, 1e-4)]);
         quantized(&model, (&words, &long), (4, 4), [tolerance(0.5, 0.08), tolerance(0.02, 0.001)]);
-        quantized(&model, (&words, &any), (8, 6), [tolerance(0.03, 0.004), tolerance(0.03, 0.004)]);
-        quantized(&model, (&words, &any), (4, 6), [tolerance(0.5, 0.08), tolerance(0.5, 0.08)]);
+        quantized(&model, (&words, &any), (8, 4), [tolerance(0.03, 0.004), tolerance(0.03, 0.004)]);
+        quantized(&model, (&words, &any), (4, 4), [tolerance(0.5, 0.08), tolerance(0.5, 0.08)]);
     }
 }
 
@@ -377,7 +377,15 @@ fn hang_ups(model: &Model, cache: CacheOptions, clients: usize, seed: u64) {
     for _ in 0..clients {
         let turn = turns[random.below(turns.len())];
         let request = GenerateRequest { max_tokens: Some(400), logprobs: None, ..turn.request.clone() };
-        let mut generation = arm.engine.submit(&arm.model, request).unwrap();
+        // On a busy machine the queue is full at times: a client comes again, for at most twenty seconds.
+        let mut tries = (0..4000).map(|_| arm.engine.submit(&arm.model, request.clone())).skip_while(|submitted| {
+            let full = matches!(submitted, Err(EngineError::Overloaded { .. }));
+            if full {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            full
+        });
+        let mut generation = tries.next().unwrap().unwrap();
         for _ in 0..random.below(12) {
             if generation.events.try_recv().is_err() && random.below(3) == 0 {
                 std::thread::sleep(Duration::from_millis(1));
