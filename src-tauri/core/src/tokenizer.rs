@@ -2,7 +2,10 @@
 //! so that streaming never shows half a character and never loses a leading space.
 
 use crate::error::CoreError;
+use serde::Deserialize;
 use std::path::Path;
+use tokenizers::models::bpe::BPE;
+use tokenizers::{DecoderWrapper, Model, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
 
 /// More ids than any vocabulary has; beyond it a file is damaged, and would ask for gigabytes.
 const MOST_IDS: usize = 1 << 24;
@@ -60,14 +63,14 @@ impl Tokenizer {
             expected: "a tokenizer in Hugging Face's format".into(),
             found,
         };
-        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|e| invalid(e.to_string()))?;
+        let head: Head = serde_json::from_slice(json).map_err(|e| invalid(e.to_string()))?;
+        let mut inner = parse(json, head.model.kind.as_deref()).map_err(|e| invalid(e.to_string()))?;
         // Both would silently change what a prompt means; a server never wants them.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| invalid(e.to_string()))?;
-        let raw: serde_json::Value = serde_json::from_slice(json).map_err(|e| invalid(e.to_string()))?;
-        let spelling = spelling(&raw["decoder"]);
+        let spelling = spelling(&head.decoder);
         let added = inner.get_added_tokens_decoder();
-        let ids = inner.get_vocab(true).values().copied().max().map_or(0, |m| m as usize + 1);
+        let ids = ids(&inner, added.keys().copied().max());
         if ids > MOST_IDS {
             let file = file.to_owned();
             let (expected, found) = (format!("token ids below {MOST_IDS}"), format!("id {}", ids - 1));
@@ -139,6 +142,40 @@ impl Tokenizer {
     }
 }
 
+/// The parts of a `tokenizer.json` that are looked at apart from the tokenizer itself; the others are skipped over.
+#[derive(Deserialize)]
+struct Head {
+    #[serde(default)]
+    decoder: serde_json::Value,
+    #[serde(default)]
+    model: Kind,
+}
+
+#[derive(Deserialize, Default)]
+struct Kind {
+    #[serde(rename = "type", default)]
+    kind: Option<String>,
+}
+
+/// The tokenizer. Where the model is said to be BPE, as nearly always, it is read as one straight away: to find that
+/// out by itself the library makes a tree of the whole vocabulary first, which takes twice as long.
+fn parse(json: &[u8], kind: Option<&str>) -> Result<tokenizers::Tokenizer, tokenizers::Error> {
+    type Bpe = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+    match kind {
+        Some("BPE") => Ok(serde_json::from_slice::<Bpe>(json)?.into()),
+        _ => tokenizers::Tokenizer::from_bytes(json),
+    }
+}
+
+/// One more than the largest id. `added` is the largest of the added tokens.
+fn ids(tokenizer: &tokenizers::Tokenizer, added: Option<u32>) -> usize {
+    let (model, size) = (tokenizer.get_model(), tokenizer.get_vocab_size(false));
+    // Nearly always the ids have no gaps, and their number says it all; a copy of the vocabulary costs more.
+    let dense = u32::try_from(size).is_ok_and(|size| (0..size).all(|id| model.id_to_token(id).is_some()));
+    let of_model = if dense { size } else { model.get_vocab().values().max().map_or(0, |&id| id as usize + 1) };
+    of_model.max(added.map_or(0, |id| id as usize + 1))
+}
+
 fn spelling(decoder: &serde_json::Value) -> Spelling {
     match decoder["type"].as_str() {
         Some("ByteLevel") => Spelling::ByteLevel,
@@ -181,13 +218,23 @@ fn spell(token: &str, spelling: Spelling, out: &mut Vec<u8>) {
 
 /// The inverse of GPT-2's byte-to-unicode table: printable Latin-1 stands for itself, the other 68 bytes, in
 /// order, for U+0100 and up.
-fn byte_of(c: char) -> Option<u8> {
-    let printable = |b: u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-    match u32::from(c) {
-        code @ 0..=0xff => Some(code as u8).filter(|&b| printable(b)),
-        code @ 0x100..=0x143 => (0..=255u8).filter(|&b| !printable(b)).nth((code - 0x100) as usize),
-        _ => None,
+const BYTE_OF: [Option<u8>; 0x144] = {
+    let mut table = [None; 0x144];
+    let (mut byte, mut other) = (0, 0x100);
+    while byte <= 0xff {
+        if matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) {
+            table[byte] = Some(byte as u8);
+        } else {
+            table[other] = Some(byte as u8);
+            other += 1;
+        }
+        byte += 1;
     }
+    table
+};
+
+fn byte_of(c: char) -> Option<u8> {
+    BYTE_OF.get(c as usize).copied().flatten()
 }
 
 #[cfg(test)]
@@ -235,6 +282,17 @@ pub(crate) mod tests {
         assert_eq!(t.decode(&ids), "a<think>b");
         assert_eq!(t.token_bytes(256), b"<|end|>");
         assert_eq!((t.token_bytes(5000), t.text_bytes(5000)), (&b""[..], &b""[..]));
+    }
+
+    #[test]
+    fn gaps_between_ids_count() {
+        let json = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "KIND", "unk_token": "a",
+            "vocab": {"a": 0, "b": 9}, "merges": []}}"#;
+        for kind in ["BPE", "WordLevel"] {
+            let t = Tokenizer::from_json(json.replace("KIND", kind).as_bytes(), Path::new("t.json")).unwrap();
+            assert_eq!(t.vocab_size(), 10, "{kind}");
+            assert_eq!((t.token_bytes(9), t.token_bytes(5)), (&b"b"[..], &b""[..]));
+        }
     }
 
     #[test]
