@@ -271,6 +271,23 @@ async fn length_is_said() {
 }
 
 #[tokio::test]
+async fn a_prompt_that_is_far_too_long_is_refused_by_its_bytes() {
+    let s = start(ScriptedBackend::saying("ok")).await;
+    let text = "x".repeat(1 << 20);
+    for (path, body) in [
+        (PATH, json!({"messages": user(&text)})),
+        ("/v1/completions", json!({"prompt": text})),
+        ("/v1/completions", json!({"prompt": text, "suffix": "b"})),
+        ("/v1/completions", json!({"prompt": "a", "suffix": text})),
+    ] {
+        let (status, answer) = post(&s.url, path, &body).await;
+        assert_eq!((status, &answer["error"]["code"]), (400, &json!("context_length_exceeded")));
+        let message = envelope(&answer);
+        assert!(message.contains("bytes, which are") && message.contains("4096"), "{message}");
+    }
+}
+
+#[tokio::test]
 async fn case_24_a_prompt_beyond_the_context_names_both_numbers() {
     let s = start(ScriptedBackend::saying("ok")).await;
     for stream in [false, true] {

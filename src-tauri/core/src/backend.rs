@@ -100,3 +100,18 @@ pub struct ServedModel {
     /// `generation_config.json`, the model's own sampling defaults (an empty object when absent).
     pub generation_config: Arc<Value>,
 }
+
+impl ServedModel {
+    /// Refuses a text that is too long for the context even if it were made of the longest tokens only: tokenizing
+    /// megabytes takes seconds.
+    ///
+    /// # Errors
+    /// `PromptTooLong`.
+    pub fn check_length(&self, text: &str) -> Result<(), EngineError> {
+        let least = text.len() / self.tokenizer.longest_token().max(1);
+        if least < self.context {
+            return Ok(());
+        }
+        Err(EngineError::PromptTooLong { bytes: text.len(), least, limit: self.context })
+    }
+}

@@ -79,6 +79,16 @@ pub enum EngineError {
         /// The context limit in tokens, prompt and answer together.
         limit: usize,
     },
+    /// The prompt is so long that counting its tokens is not worth while (400 `context_length_exceeded`).
+    #[error("the prompt has {bytes} bytes, which are {least} tokens or more, and the context limit is {limit}; shorten the prompt")]
+    PromptTooLong {
+        /// Prompt length in bytes.
+        bytes: usize,
+        /// Tokens that it has at least.
+        least: usize,
+        /// The context limit in tokens, prompt and answer together.
+        limit: usize,
+    },
     /// A parameter is out of its range (400).
     #[error("{message}")]
     InvalidRequest {

@@ -18,6 +18,7 @@ pub struct Tokenizer {
     starts: Vec<u32>,
     special: Vec<bool>,
     bos: Option<u32>,
+    longest: usize,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -89,7 +90,8 @@ impl Tokenizer {
         starts.push(bytes.len() as u32);
         // What the post-processor puts before a text, if it is one id: the bos token.
         let bos = inner.encode("", true).ok().and_then(|e| e.get_ids().first().copied());
-        Ok(Tokenizer { inner, bytes, starts, special, bos })
+        let longest = starts.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0);
+        Ok(Tokenizer { inner, bytes, starts, special, bos, longest })
     }
 
     /// One more than the largest id; ids from here on have no text.
@@ -134,6 +136,11 @@ impl Tokenizer {
     /// Whether the token is special (never part of the visible text).
     pub fn is_special(&self, id: u32) -> bool {
         self.special.get(id as usize).copied().unwrap_or(true)
+    }
+
+    /// Bytes of the longest token.
+    pub fn longest_token(&self) -> usize {
+        self.longest
     }
 
     /// The id that the post-processor puts before a text, if any.

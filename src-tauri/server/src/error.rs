@@ -95,9 +95,9 @@ impl ServerError {
             ServerError::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
             ServerError::Engine(e) => match e {
                 EngineError::ModelNotFound { .. } => StatusCode::NOT_FOUND,
-                EngineError::ContextLengthExceeded { .. } | EngineError::InvalidRequest { .. } => {
-                    StatusCode::BAD_REQUEST
-                }
+                EngineError::ContextLengthExceeded { .. }
+                | EngineError::PromptTooLong { .. }
+                | EngineError::InvalidRequest { .. } => StatusCode::BAD_REQUEST,
                 EngineError::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
                 EngineError::Loading { .. }
                 | EngineError::WaitedTooLong { .. }
@@ -134,7 +134,9 @@ impl ServerError {
                 EngineError::ModelNotFound { .. } => Some("model_not_found"),
                 EngineError::Loading { .. } => Some("model_loading"),
                 EngineError::ModelUnusable(_) => Some("model_unusable"),
-                EngineError::ContextLengthExceeded { .. } => Some("context_length_exceeded"),
+                EngineError::ContextLengthExceeded { .. } | EngineError::PromptTooLong { .. } => {
+                    Some("context_length_exceeded")
+                }
                 EngineError::InvalidRequest { .. } => None,
                 EngineError::Overloaded { .. } => Some("overloaded"),
                 EngineError::WaitedTooLong { .. } => Some("waited_too_long"),

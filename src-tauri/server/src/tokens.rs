@@ -63,9 +63,10 @@ pub(crate) fn may_have_boundaries(text: &str) -> bool {
 /// Ids of a template's text; the beginning-of-text token is there exactly once, where the model has one.
 ///
 /// # Errors
-/// 400 for a text that the tokenizer cannot spell.
+/// 400 for a text that the tokenizer cannot spell, or that is far too long.
 pub(crate) fn chat(state: &AppState, model: &ServedModel, rendered: Rendered) -> Result<Tokens, ServerError> {
     let Rendered { text, stable } = rendered;
+    model.check_length(&text)?;
     let tokenizer = &model.tokenizer;
     let specials = state.specials(tokenizer);
     let cuts = specials.cuts(tokenizer, &text);
@@ -108,8 +109,9 @@ pub(crate) fn chat(state: &AppState, model: &ServedModel, rendered: Rendered) ->
 /// Ids of a plain prompt; the beginning-of-text token comes first where the model has one, and never twice.
 ///
 /// # Errors
-/// 400 for a text that the tokenizer cannot spell.
+/// 400 for a text that the tokenizer cannot spell, or that is far too long.
 pub(crate) fn plain(state: &AppState, model: &ServedModel, text: &str) -> Result<Tokens, ServerError> {
+    model.check_length(text)?;
     let tokenizer = &model.tokenizer;
     let specials = state.specials(tokenizer);
     let cuts = specials.cuts(tokenizer, text);

@@ -98,9 +98,11 @@ fn request(args: &GenerateArgs, model: &ServedModel, prompt: &str) -> Result<Gen
         let template = template.map_err(|e| Failure::unusable(e.to_string()))?;
         let input = RenderInput { messages, add_generation_prompt: true, ..RenderInput::default() };
         let text = template.render(&input).map_err(|e| Failure::unusable(e.to_string()))?;
+        model.check_length(&text)?;
         // The template writes the special tokens itself.
         model.tokenizer.encode(&text, false)
     } else {
+        model.check_length(prompt)?;
         model.tokenizer.encode(prompt, true)
     };
     let ids = ids.map_err(|e| Failure::unusable(format!("the tokenizer cannot encode this prompt: {e}")))?;

@@ -127,10 +127,14 @@ fn prompt_ids(
             let Tokens { ids, memo, .. } = tokens::plain(state, model, text)?;
             (ids, Some(memo))
         }
-        (Prompt::Text(text), Some(_)) => (encode(tokenizer, text, false)?, None),
+        (Prompt::Text(text), Some(_)) => {
+            model.check_length(text)?;
+            (encode(tokenizer, text, false)?, None)
+        }
         (Prompt::Ids(ids), _) => (ids.clone(), None),
     };
     if let Some(suffix) = suffix {
+        model.check_length(suffix)?;
         let [before, between, after] = fim_tokens(tokenizer).ok_or_else(|| {
             let message = format!("the model `{}` has no fill-in-the-middle; leave `suffix` out", model.id);
             ServerError::unsupported("suffix", message)
