@@ -139,8 +139,10 @@ pub struct CacheStats {
 pub struct RamCacheStats {
     /// Most bytes it may hold; 0: it is off.
     pub cap: u64,
-    /// Bytes held, those on their way to disk included.
+    /// Bytes held.
     pub bytes: u64,
+    /// Bytes of entries that left for want of room and are not on disk yet: a quarter of the cap at most, or 64 MiB.
+    pub waiting: u64,
     /// Entries held.
     pub entries: usize,
     /// Tokens of all entries.

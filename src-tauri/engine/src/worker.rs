@@ -600,7 +600,7 @@ impl<'a> Worker<'a> {
         let (rows, kv): (Vec<_>, u64) = (rows.collect(), self.rows.values().map(Row::cache_bytes).sum());
         let waiting = self.scheduler.waiting();
         let mut cache = CacheStats { ram: self.cache.stats(), ssd: self.disk.map(Disk::stats).unwrap_or_default() };
-        cache.ram.bytes += self.spilling_bytes();
+        cache.ram.waiting = self.spilling_bytes();
         self.shared.update(|state| {
             state.stats.cache = cache;
             state.stats.rows = rows;

@@ -18,8 +18,10 @@ const BACKLOG: u64 = 64 << 20;
 /// Bytes taken out in one round while rows are computed, and while nothing else is to do.
 const PER_ROUND: usize = 2 << 20;
 const PER_IDLE_ROUND: usize = 32 << 20;
-/// Evicted entries that wait for the disk may hold this much at least, whatever the cache's own size.
-const LEAST_QUEUE: u64 = 1 << 30;
+/// Evicted entries that wait for the disk hold at most a quarter of what the cache may hold, and this much at least:
+/// with a cache in memory, and without one.
+const LEAST_QUEUE: u64 = 64 << 20;
+const QUEUE_ALONE: u64 = 256 << 20;
 /// How long moving idle entries is not tried again after the disk refused one.
 const RETRY: Duration = Duration::from_secs(30);
 
@@ -120,7 +122,9 @@ impl Worker<'_> {
             spill.source = Source::Evicted(entry);
             return;
         }
-        if self.spilling_bytes() + entry.bytes() > LEAST_QUEUE.max(self.options.cache.ram / 4) {
+        let most = if self.options.cache.ram == 0 { QUEUE_ALONE } else { LEAST_QUEUE.max(self.options.cache.ram / 4) };
+        let waiting = self.spilling_bytes();
+        if waiting > 0 && waiting + entry.bytes() > most {
             tracing::warn!(tokens = entry.tokens.len(), "the disk does not keep up; an evicted prompt is forgotten");
             return;
         }
@@ -287,6 +291,8 @@ impl Worker<'_> {
                 answer => {
                     let flushed = answer.unwrap_or_default();
                     flush.report.bytes = disk.stats().written.saturating_sub(flush.written_before);
+                    // The disk gives the same reasons, and says for how much.
+                    flush.report.failed.retain(|why| !flushed.failed.iter().any(|told| told.ends_with(why.as_str())));
                     flush.report.failed.extend(flushed.failed);
                     flush.report.failed.sort();
                     flush.report.failed.dedup();
