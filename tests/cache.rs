@@ -522,6 +522,10 @@ fn without_a_usable_disk_serving_goes_on() {
     answers(&server);
     let flush = server.place.run(&["cache", "flush"]).exits(1);
     assert!(flush.err.contains("full") || flush.err.contains("space"), "{flush:?}");
+    assert_eq!(flush.err.matches("until then the prompt cache").count(), 1, "each reason is said once: {flush:?}");
+    assert!(flush.err.contains(" MB): ") && !flush.err.contains(" bytes"), "{flush:?}");
+    let shown = server.place.run(&["cache", "stats"]).exits(0).out;
+    assert!(shown.contains("\ndisk    failed: "), "{shown}");
     let stats = ssd(&server);
     assert_eq!(stats["state"], "failed", "{stats}");
     assert!(stats["message"].as_str().is_some_and(|m| m.contains("full") || m.contains("space")), "{stats}");

@@ -424,7 +424,10 @@ fn the_prompt_cache_is_shown_flushed_and_cleared() {
     let folder = server.place.path("kept");
     assert_eq!(figures["ssd"]["dir"].as_str().map(Path::new), Some(folder.as_path()), "{figures}");
     let shown = server.place.run(&["cache", "stats"]).exits(0).out;
-    assert!(shown.contains(" of 64 MB in ") && shown.contains(" of 1 GiB in ") && shown.contains("1 hits"), "{shown}");
+    assert!(
+        shown.contains(" of 64.0 MB in ") && shown.contains(" of 1.1 GB in ") && shown.contains(" 1 hit, 1 miss, "),
+        "{shown}"
+    );
     let ps = server.place.run(&["ps"]).exits(0).out;
     assert!(ps.contains("cache   ") && ps.contains("tokens reused"), "{ps}");
 
@@ -486,7 +489,7 @@ fn a_tier_of_0_bytes_is_off() {
         assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
     }
     let shown = server.place.run(&["cache", "stats"]).exits(0).out;
-    assert!(shown.contains("memory  off\n") && shown.contains("disk    off\n"), "{shown}");
+    assert_eq!(shown, "memory  off\ndisk    off\n", "and no figures of what is off");
     server.place.run(&["stop"]).exits(0);
     assert_eq!(server.wait().code(), Some(0));
     // Without the flag the header line is no part of the prompt: one token a byte.

@@ -75,6 +75,11 @@ pub fn size(bytes: u64) -> String {
     format!("{:.1} TB", value / 1000.0)
 }
 
+/// `1 entry`, `2 entries`.
+pub fn counted(n: u64, one: &str, many: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { many })
+}
+
 /// Seconds for people: `0.42 s`, `12.3 s`, `3 min 20 s`, `5 h 2 min`.
 pub fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;

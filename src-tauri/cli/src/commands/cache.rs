@@ -4,8 +4,7 @@ use crate::args::{CacheArgs, CacheCommand};
 use crate::client::Client;
 use crate::commands::running;
 use crate::failure::Failure;
-use crate::output::{self, size};
-use crate::sizes::exact;
+use crate::output::{self, counted, size};
 use hearth_core::stats::{CacheClear, CacheFlush, CacheStats, SsdState};
 use hearth_library::home::Home;
 
@@ -54,7 +53,7 @@ fn shown(stats: &CacheStats) -> String {
         cap => format!(
             "{} of {} in {}, {} tokens",
             size(ram.bytes),
-            exact(cap),
+            size(cap),
             counted(ram.entries as u64, "entry", "entries"),
             ram.tokens
         ),
@@ -62,22 +61,34 @@ fn shown(stats: &CacheStats) -> String {
     let disk = match ssd.state {
         SsdState::Off => "off".to_owned(),
         SsdState::Ready | SsdState::Failed => {
-            format!("{} of {} in {}", size(ssd.bytes), exact(ssd.cap), counted(ssd.files as u64, "file", "files"))
+            let holds =
+                format!("{} of {} in {}", size(ssd.bytes), size(ssd.cap), counted(ssd.files as u64, "file", "files"));
+            // What is wrong comes first: the figures under it look like those of a tier that works.
+            let wrong = match (ssd.state, &ssd.message) {
+                (SsdState::Failed, Some(message)) => format!("failed: {message}\n        "),
+                (SsdState::Failed, None) => "failed\n        ".to_owned(),
+                (_, Some(message)) => format!("not all written: {message}\n        "),
+                (_, None) => String::new(),
+            };
+            format!("{wrong}{holds}")
         }
     };
-    let mut text = format!(
-        "memory  {memory}\n\
-         \x20       {} hits, {} misses, {} tokens reused, {} evicted\n\
-         disk    {disk}\n",
-        ram.hits, ram.misses, ram.reused_tokens, ram.evicted
-    );
+    let mut text = format!("memory  {memory}\n");
+    if ram.cap > 0 {
+        text.push_str(&format!(
+            "        {}, {}, {} tokens reused, {} evicted\n",
+            counted(ram.hits, "hit", "hits"),
+            counted(ram.misses, "miss", "misses"),
+            ram.reused_tokens,
+            ram.evicted
+        ));
+    }
+    text.push_str(&format!("disk    {disk}\n"));
     if ssd.state != SsdState::Off {
         let folder = ssd.dir.as_ref().map_or_else(String::new, |dir| format!("        {}\n", dir.display()));
-        let state =
-            ssd.message.as_ref().map_or_else(String::new, |message| format!("        not written: {message}\n"));
         text.push_str(&format!(
-            "        {} hits, {} tokens reused, {} evicted, {} waiting to be written\n{folder}{state}",
-            ssd.hits,
+            "        {}, {} tokens reused, {} evicted, {} waiting to be written\n{folder}",
+            counted(ssd.hits, "hit", "hits"),
             ssd.reused_tokens,
             ssd.evicted,
             size(ssd.pending)
@@ -109,10 +120,6 @@ fn cleared(clear: &CacheClear) -> String {
     )
 }
 
-fn counted(n: u64, one: &str, many: &str) -> String {
-    format!("{n} {}", if n == 1 { one } else { many })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,7 +133,7 @@ mod tests {
             entries: 1,
             tokens: 900,
             hits: 4,
-            misses: 2,
+            misses: 1,
             reused_tokens: 3200,
             ..RamCacheStats::default()
         };
@@ -144,14 +151,14 @@ mod tests {
         };
         let text = shown(&CacheStats { ram, ssd });
         for part in [
-            "memory  12.4 MB of 2 GB in 1 entry, 900 tokens\n        4 hits, 2 misses, 3200 tokens reused, 0 evicted\n",
-            "disk    98.4 MB of 32 GiB in 12 files\n        3 hits, 2048 tokens reused, 0 evicted, 5.0 kB waiting",
-            "        /tmp/cache\n        not written: the disk is full\n",
+            "memory  12.4 MB of 2.0 GB in 1 entry, 900 tokens\n        4 hits, 1 miss, 3200 tokens reused, 0 evicted\n",
+            "\ndisk    failed: the disk is full\n        98.4 MB of 34.4 GB in 12 files\n        3 hits, 2048 tokens",
+            " reused, 0 evicted, 5.0 kB waiting to be written\n        /tmp/cache\n",
         ] {
             assert!(text.contains(part), "{text}");
         }
         let off = shown(&CacheStats::default());
-        assert!(off.starts_with("memory  off\n") && off.ends_with("disk    off\n"), "{off}");
+        assert_eq!(off, "memory  off\ndisk    off\n");
     }
 
     #[test]

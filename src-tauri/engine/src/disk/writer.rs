@@ -276,7 +276,11 @@ fn flushed(shared: &Shared, reply: &Sender<Flushed>, files: u64, bytes: u64) {
         let sum = reasons.entry(why).or_default();
         *sum = (sum.0 + 1, sum.1 + bytes);
     }
-    let failed = reasons.into_iter().map(|(why, (n, bytes))| format!("{n} files ({bytes} bytes): {why}")).collect();
+    let told = |(why, (n, bytes)): (String, (usize, u64))| {
+        let files = if n == 1 { "file" } else { "files" };
+        format!("{n} {files} ({:.1} MB): {why}", bytes as f64 / 1e6)
+    };
+    let failed = reasons.into_iter().map(told).collect();
     let done = Flushed { files: state.files_written - files, bytes: state.counts.written - bytes, failed };
     shared.flushing.fetch_sub(1, Ordering::Relaxed);
     // Nobody may be waiting any more.

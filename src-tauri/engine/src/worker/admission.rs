@@ -201,7 +201,7 @@ impl Worker<'_> {
                         }
                     }
                     Err(message) => {
-                        tracing::warn!(%message, "a prompt is not continued from disk");
+                        tracing::warn!("a prompt is not continued from disk: {message}");
                         if let Some(failed) = self.restoring.remove(&id) {
                             self.begin_from_memory(failed.submitted);
                         }
