@@ -565,8 +565,10 @@ fn serve_without_a_name_takes_the_obvious_model() {
 
     // Nothing to choose from.
     let empty = Server::begin(None, &[]);
+    assert!(taken.err.contains("it is a Hearth that serves llama-q4"), "{taken:?}");
     let hint = empty.line();
-    assert!(hint.contains("no model") && hint.contains("hearth serve MODEL"), "{hint}");
+    assert!(hint.starts_with("no model is loaded: ") && hint.contains("hearth serve MODEL"), "{hint}");
+    assert!(hint.contains("hearth import FILE.gguf"), "how to get one: {hint}");
     let (status, health) = empty.get("/health");
     assert_eq!((status, &health["status"]), (503, &json!("empty")));
     let (status, error) = empty.post("/v1/completions", &json!({"prompt": "Hello"}));

@@ -2,10 +2,10 @@
 
 use crate::args::DataArgs;
 use crate::client::Client;
+use crate::commands::local;
 use crate::failure::Failure;
 use crate::output::{self, size};
 use crate::system;
-use hearth_core::stats::Health;
 use hearth_library::home::Home;
 use hearth_library::scan::{ModelEntry, Places, scan};
 use serde::Serialize;
@@ -140,8 +140,7 @@ async fn port() -> Check {
         Err(_) => None,
     };
     match health {
-        Some(Health::Ready { model }) => Check::ok("port", format!("a Hearth serves {model} on {address}")),
-        Some(_) => Check::ok("port", format!("a Hearth listens on {address}, without a model yet")),
+        Some(health) => Check::ok("port", format!("on {address} is a Hearth {}", local::doing(&health))),
         None => Check::warn(
             "port",
             format!("another program listens on {address}"),

@@ -2,6 +2,7 @@
 
 use crate::commands::model;
 use crate::failure::Failure;
+use hearth_core::stats::Health;
 use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
 use hearth_library::home::Home;
 use hearth_server::{ServerConfig, bind, serve};
@@ -28,7 +29,7 @@ impl Local {
     /// When there is no clear model, or it cannot be used.
     pub async fn start(name: Option<&str>, home: &Home) -> Result<Self, Failure> {
         let Some(entry) = model::pick(name, home)? else {
-            return Err(Failure::usage("which model? Name one of those that `hearth ls` lists"));
+            return Err(model::unclear("run", home));
         };
         // A chat's turns find each other in memory; nothing of it stays on disk.
         let cache = CacheOptions { ram: default_cache_ram(), ssd: 0, ..CacheOptions::default() };
@@ -56,6 +57,16 @@ impl Local {
     }
 }
 
+/// What a Hearth is doing, for a sentence about one.
+pub fn doing(health: &Health) -> String {
+    match health {
+        Health::Ready { model } => format!("that serves {model}"),
+        Health::Loading { model, percent } => format!("that is still loading {model} ({percent} %)"),
+        Health::Empty => "without a model".to_owned(),
+        Health::Failed { message } => format!("that failed: {message}"),
+    }
+}
+
 /// Memory for the prompt cache when nobody says how much: 8 GiB, or a quarter of what there is.
 pub fn default_cache_ram() -> u64 {
     const MOST: u64 = 8 << 30;
@@ -75,5 +86,17 @@ pub async fn shut_down(engine: EngineHandle, patience: Duration, code: i32) {
     if tokio::time::timeout(patience, ended).await.is_err() {
         tracing::debug!("the engine is busy and is left behind");
         crate::system::leave_at_once(code);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_loads_is_not_one_without_a_model() {
+        let loading = Health::Loading { model: "m".into(), percent: 40 };
+        assert_eq!(doing(&loading), "that is still loading m (40 %)");
+        assert_eq!(doing(&Health::Empty), "without a model");
     }
 }

@@ -30,6 +30,18 @@ pub fn pick(name: Option<&str>, home: &Home) -> Result<Option<ModelEntry>, Failu
     }
 }
 
+/// What to say where [`pick`] finds nothing: name a model for `hearth COMMAND`, or get one first.
+pub fn unclear(command: &str, home: &Home) -> Failure {
+    if scan(&Places::standard(home, &[])).models.is_empty() {
+        return Failure::unusable(format!(
+            "there is no model on this computer; get one with `hearth import FILE.gguf` or `cargo xtask starter`, or put a \
+             model folder into {}; then `hearth {command} MODEL`",
+            home.models().display()
+        ));
+    }
+    Failure::usage(format!("which one is not clear; use `hearth {command} MODEL`, with one that `hearth ls` lists"))
+}
+
 /// Loads a model and shows the progress on a terminal.
 ///
 /// # Errors

@@ -6,7 +6,7 @@ use crate::commands::{local, model};
 use crate::failure::Failure;
 use crate::output;
 use hearth_core::Backend;
-use hearth_core::stats::{Health, SsdState};
+use hearth_core::stats::SsdState;
 use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
 use hearth_library::home::{Home, HomeLock, Ownership, ServerRecord, now};
 use hearth_library::scan::{ModelEntry, Places};
@@ -69,9 +69,7 @@ pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
         ..EngineOptions::default()
     })?;
     let served = answer(bound, &engine, stop, async |engine| match &entry {
-        None => {
-            output::line("no model is loaded; start again as `hearth serve MODEL`, with one that `hearth ls` lists")
-        }
+        None => output::line(&format!("no model is loaded: {}", model::unclear("serve", home))),
         Some(entry) => ready(engine, entry, home, &lock, &mut record).await,
     });
     let served = served.await;
@@ -240,8 +238,7 @@ async fn refused(e: StartError) -> Failure {
                 Err(_) => None,
             };
             match health {
-                Some(Health::Ready { model }) => Failure::no(format!("{e}; it is a Hearth that serves {model}")),
-                Some(_) => Failure::no(format!("{e}; it is a Hearth without a model")),
+                Some(health) => Failure::no(format!("{e}; it is a Hearth {}", local::doing(&health))),
                 None => Failure::no(e.to_string()),
             }
         }
