@@ -71,6 +71,7 @@ fn a_wrong_command_line_is_refused_with_2() {
         (&["generate", "m", "--prompt", "a", "--system", "b"], "--chat"),
         (&["generate", "m", "--temperature", "hot"], "hot"),
         (&["run", "--url", "ftp://x"], "ftp://x"),
+        (&["run", "--temperature", "3"], "must be between 0 and 2; it is 3"),
         (&["import"], "FILE"),
         (&["ls", "--yaml"], "--yaml"),
         (&["ps", "--nope"], "--nope"),
@@ -674,6 +675,36 @@ impl Busy {
         let script = format!("while :; do :; done # {}", std::process::id());
         let child = std::process::Command::new("sh").args(["-c", &script]).spawn().unwrap();
         (Busy(child), format!("sh -c {script}"))
+#[test]
+fn a_chat_is_with_the_model_that_was_asked_for() {
+    let server = Server::start(&golden(TINY), &[]);
+    copy_model(&golden("qwen3-q4"), &server.place.home().join("models/Another"));
+    let path = golden(TINY);
+    for same in [TINY, path.to_str().unwrap()] {
+        let chat = server.place.run(&["run", same]).exits(0);
+        assert!(chat.err.contains(&server.url), "{chat:?}");
+    }
+    for args in [&["run", "Another"][..], &["run", "Another", "--url", &server.url]] {
+        let other = server.place.run(args).exits(1);
+        assert!(other.err.contains("has llama-q4; stop it, or leave MODEL out"), "{other:?}");
+    }
+    let unknown = server.place.run(&["run", "mistral"]).exits(3);
+    assert!(unknown.err.contains("mistral") && unknown.err.contains("Another"), "{unknown:?}");
+    assert_eq!(server.idle()["totals"]["requests"], 0);
+}
+
+#[test]
+fn a_chat_without_any_model_says_how_to_get_one() {
+    let place = Place::new();
+    let none = place.run(&["run"]).exits(3);
+    assert!(none.err.contains("hearth import") && none.err.contains("cargo xtask starter"), "{none:?}");
+    for name in ["One", "Two"] {
+        copy_model(&golden(TINY), &place.home().join("models").join(name));
+    }
+    let unclear = place.run(&["run"]).exits(2);
+    assert!(unclear.err.contains("hearth ls") && !unclear.err.contains("import"), "{unclear:?}");
+}
+
     }
 }
 

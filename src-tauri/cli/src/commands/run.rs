@@ -4,9 +4,10 @@
 use crate::args::RunArgs;
 use crate::client::{ChatError, Client, Piece};
 use crate::commands::local::Local;
-use crate::commands::running;
+use crate::commands::{model, running};
 use crate::failure::Failure;
 use crate::output;
+use hearth_core::sampling::SamplingParams;
 use hearth_core::stats::Health;
 use hearth_library::home::Home;
 use rustyline::error::ReadlineError;
@@ -23,8 +24,13 @@ Ctrl-C stops an answer.";
 /// Chats until the user leaves.
 ///
 /// # Errors
-/// When no model can be had, or the server is lost.
+/// Exit code 2 for a temperature out of range, 3 for a model that is not there, 1 when the running server has another one;
+/// when no model can be had, or the server is lost.
 pub async fn run(args: RunArgs, home: &Home) -> Result<(), Failure> {
+    if let Some(temperature) = args.temperature {
+        // Now, and not with the first question. The vocabulary's size matters to other parameters only.
+        SamplingParams { temperature, ..SamplingParams::default() }.validate(0)?;
+    }
     let (client, local) = connect(&args, home).await?;
     let chatted = chat(&client, &args).await;
     if let Some(local) = local {
@@ -37,18 +43,45 @@ pub async fn run(args: RunArgs, home: &Home) -> Result<(), Failure> {
 async fn connect(args: &RunArgs, home: &Home) -> Result<(Client, Option<Local>), Failure> {
     if let Some(url) = &args.url {
         let client = Client::new(url, args.api_key.clone())?;
-        client.health().await?;
+        let health = client.health().await?;
+        // What a name means is known on that server's computer only: the id, or its last part.
+        if let Some(name) = &args.model {
+            same(name, &health, client.base(), |id| id.rsplit('/').next() == Some(name))?;
+        }
         return Ok((client, None));
     }
     if let Some(server) = running::find(home, args.api_key.clone())? {
-        server.client.health().await?;
-        if args.model.is_some() {
-            eprintln!("note: {} runs already, so its model answers", server.client.base());
+        let health = server.client.health().await?;
+        if let Some(name) = &args.model {
+            // A folder that the server was given by its path may not be found by its id.
+            let served = |id: &str| id == name;
+            if !model_of(&health).is_some_and(served) {
+                let wanted = model::pick(Some(name), home)?.map(|entry| entry.id);
+                same(name, &health, server.client.base(), |id| wanted.as_deref() == Some(id))?;
+            }
         }
         return Ok((server.client, None));
     }
     let local = Local::start(args.model.as_deref(), home).await?;
     Ok((Client::new(local.url(), None)?, Some(local)))
+}
+
+/// The model that a server has, or will have in a moment.
+fn model_of(health: &Health) -> Option<&str> {
+    match health {
+        Health::Ready { model } | Health::Loading { model, .. } => Some(model),
+        Health::Empty | Health::Failed { .. } => None,
+    }
+}
+
+/// Refuses a server whose model is not the one that was asked for.
+fn same(name: &str, health: &Health, url: &str, is_it: impl Fn(&str) -> bool) -> Result<(), Failure> {
+    let has = match model_of(health) {
+        Some(id) if id == name || is_it(id) => return Ok(()),
+        Some(id) => format!("has {id}; stop it, or leave MODEL out"),
+        None => "has no model; stop it".to_owned(),
+    };
+    Err(Failure::no(format!("the running server, {url}, {has}")))
 }
 
 async fn chat(client: &Client, args: &RunArgs) -> Result<(), Failure> {
