@@ -480,6 +480,47 @@ fn a_stopped_server_saves_its_prompt_cache() {
 }
 
 #[test]
+fn stop_says_what_was_not_saved() {
+    // A file where the cache's folder should be.
+    let mut server = Server::start(&golden(TINY), &["--cache-dir", "home/server.json/kept"]);
+    server.ask("/v1/chat/completions", &long_chat());
+    server.idle();
+    let stopped = server.place.run(&["stop"]).exits(1);
+    assert!(stopped.out.starts_with("stopped ") && stopped.err.contains("not all saved"), "{stopped:?}");
+    assert!(stopped.err.contains("server.json/kept"), "{stopped:?}");
+    assert_eq!(server.wait().code(), Some(0));
+
+    // The next one has nothing to lose, and the one after it no time to save.
+    for kill in [false, true] {
+        let mut cmd = server.place.hearth(&["serve", "--port", "0"]);
+        cmd.arg(golden(TINY));
+        let place = std::mem::replace(&mut server.place, Place::new());
+        server = Server::spawn(place, cmd);
+        assert!(server.line().starts_with("ready: "));
+        if kill {
+            // Stopped in its tracks, it cannot end before `hearth stop` waits for it.
+            server.signal(Signal::STOP);
+        }
+        let mut stop = server.place.hearth(&["stop", "--json"]);
+        let mut stop = stop.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        if kill {
+            let mut said = std::io::BufReader::new(stop.stderr.take().unwrap());
+            let mut line = String::new();
+            std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+            assert!(line.starts_with("waiting for process"), "{line}");
+            server.child.kill().unwrap();
+            let mut rest = String::new();
+            std::io::Read::read_to_string(&mut said, &mut rest).unwrap();
+            assert!(rest.contains("before its prompt cache was saved"), "{rest}");
+        }
+        let code = support::wait(&mut stop).code();
+        let report: Value = serde_json::from_reader(stop.stdout.take().unwrap()).unwrap();
+        assert_eq!((code, report["not_saved"].is_string()), (Some(i32::from(kill)), kill), "{report}");
+        server.wait();
+    }
+}
+
+#[test]
 fn a_tier_of_0_bytes_is_off() {
     let mut server = Server::start(&golden(TINY), &["--cache-ram", "0", "--cache-ssd", "0", "--keep-client-headers"]);
     let body = json!({"messages": [{"role": "system", "content": "x-anthropic-billing-header: cch=a1;\nBe brief."},
@@ -545,6 +586,24 @@ fn signals_end_a_busy_server_cleanly() {
 }
 
 #[test]
+#[test]
+fn a_second_signal_ends_at_once_and_says_what_is_lost() {
+    let place = Place::new();
+    let mut cmd = place.hearth(&["serve", "--port", "0"]);
+    cmd.arg(golden(TINY)).stderr(fs::File::create(place.path("log")).unwrap());
+    let mut server = Server::spawn(place, cmd);
+    assert!(server.line().starts_with("ready: "));
+    server.ask("/v1/chat/completions", &long_chat());
+    server.idle();
+    // Both arrive when it goes on.
+    for signal in [Signal::STOP, Signal::INT, Signal::TERM, Signal::CONT] {
+        server.signal(signal);
+    }
+    assert_eq!(server.wait().code(), Some(130));
+    let log = fs::read_to_string(server.place.path("log")).unwrap();
+    assert!(log.lines().any(|line| line.starts_with("not saved: ") && line.contains("(1 entry, ")), "{log}");
+}
+
 fn serve_without_a_name_takes_the_obvious_model() {
     let place = with_model("Tiny-Llama-4bit");
     let cmd = place.hearth(&["serve", "--port", "0"]);

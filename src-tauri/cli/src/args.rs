@@ -11,7 +11,8 @@ Exit codes:
   1  the answer is no (a check failed, the port is taken, the computation failed)
   2  the command line is wrong
   3  a model or file is unusable
-  4  the server cannot be reached";
+  4  the server cannot be reached
+  130  a second ctrl-c ended a server before it had saved its prompt cache";
 
 /// `hearth`.
 #[derive(Debug, Parser)]
@@ -53,7 +54,7 @@ pub enum Command {
     /// Show the running server: its model, rows and memory
     #[command(after_help = EXIT_CODES)]
     Ps(DataArgs),
-    /// Stop the running server
+    /// Stop the running server, which saves its prompt cache first; 1 and the reason if it could not
     #[command(after_help = EXIT_CODES)]
     Stop(DataArgs),
     /// Show, flush or clear the prompt cache of the running server

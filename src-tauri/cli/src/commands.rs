@@ -2,6 +2,7 @@
 
 mod cache;
 mod doctor;
+mod ending;
 mod fit;
 mod generate;
 mod import;

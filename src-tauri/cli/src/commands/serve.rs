@@ -2,16 +2,17 @@
 
 use crate::args::ServeArgs;
 use crate::client::Client;
+use crate::commands::ending::Ending;
 use crate::commands::{local, model};
 use crate::failure::Failure;
 use crate::output;
 use hearth_core::Backend;
-use hearth_core::stats::SsdState;
+use hearth_core::stats::{CacheStats, SsdState};
 use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
 use hearth_library::home::{Home, HomeLock, Ownership, ServerRecord, now};
 use hearth_library::scan::{ModelEntry, Places};
 use hearth_server::{Bound, ServerConfig, StartError, bind, serve};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -36,7 +37,7 @@ pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
     let config = ServerConfig { places: Places::standard(home, &[]), ..config };
     let cache = cache(&args, home)?;
     // From here on a signal ends the server in order, however early it comes.
-    let stop = stop_on_signals()?;
+    let (stop, running) = stop_on_signals()?;
     let entry = model::pick(args.model.as_deref(), home)?;
     let lock = match home.acquire()? {
         Ownership::Owned(lock) => lock,
@@ -59,6 +60,7 @@ pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
         token: Some(token),
     };
     lock.publish(&record)?;
+    let ending = Ending::begin(home)?;
     output::line(&format!("listening on {}", bound.url()))?;
 
     let engine = Engine::start(EngineOptions {
@@ -68,6 +70,7 @@ pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
         cache,
         ..EngineOptions::default()
     })?;
+    let _ = running.set(engine.clone());
     let served = answer(bound, &engine, stop, async |engine| match &entry {
         None => output::line(&format!("no model is loaded: {}", model::unclear("serve", home))),
         Some(entry) => ready(engine, entry, home, &lock, &mut record).await,
@@ -76,10 +79,10 @@ pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
     // Nobody is told any more of a server that does not answer; the home is this process's until the cache is saved.
     let _ = std::fs::remove_file(home.server_json());
     let ended = match served {
-        Ok(()) => end(engine, 0).await,
+        Ok(()) => end(engine, ending, 0).await,
         Err(failure) => {
             failure.report();
-            end(engine, failure.code as i32).await?;
+            end(engine, ending, failure.code as i32).await?;
             Err(Failure { message: String::new(), ..failure })
         }
     };
@@ -91,41 +94,57 @@ pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
 const SAVING: Duration = Duration::from_secs(60);
 
 /// Ends the engine when its prompt cache is on disk, and says what became of that.
-async fn end(engine: EngineHandle, code: i32) -> Result<(), Failure> {
+async fn end(engine: EngineHandle, ending: Ending, code: i32) -> Result<(), Failure> {
     let cache = engine.stats().cache;
-    // With the tier off there is nothing to wait for, and nothing that anybody would expect to find again.
-    if cache.ssd.state == SsdState::Off || (cache.ram.entries == 0 && cache.ssd.pending == 0) {
+    if !has_to_be_saved(&cache) {
+        drop(ending);
         local::shut_down(engine, local::BUSY, code).await;
         return Ok(());
     }
     let started = Instant::now();
-    let said = match tokio::time::timeout(SAVING, engine.flush_cache()).await {
-        Ok(Ok(flush)) if flush.failed.is_empty() => {
+    let lost = match tokio::time::timeout(SAVING, engine.flush_cache()).await {
+        Ok(Ok(flush)) if flush.failed.is_empty() => None,
+        Ok(Ok(flush)) => Some(format!("the prompt cache is not all saved: {}", flush.failed.join("; "))),
+        Ok(Err(lost)) => Some(format!("the prompt cache is not saved: {lost}")),
+        Err(_) => Some(format!(
+            "the prompt cache is not all saved in {} s: {} are lost",
+            SAVING.as_secs(),
+            output::size(engine.stats().cache.ssd.pending)
+        )),
+    };
+    let said = match &lost {
+        None => {
             let ssd = engine.stats().cache.ssd;
             let (on_disk, dir) = (output::size(ssd.bytes), ssd.dir.unwrap_or_default());
+            drop(ending);
             output::line(&format!("the prompt cache is saved: {on_disk} in {}", dir.display()))
         }
-        Ok(Ok(flush)) => {
-            eprintln!("the prompt cache is not all saved: {}", flush.failed.join("; "));
-            Ok(())
-        }
-        Ok(Err(lost)) => {
-            eprintln!("the prompt cache is not saved: {lost}");
-            Ok(())
-        }
-        Err(_) => {
-            let ssd = engine.stats().cache.ssd;
-            eprintln!(
-                "the prompt cache is not all saved in {} s: {} are lost",
-                SAVING.as_secs(),
-                output::size(ssd.pending)
-            );
+        Some(why) => {
+            eprintln!("{why}");
+            ending.lost(why);
             Ok(())
         }
     };
     // What a cancelled row leaves after the flush is saved by the engine itself.
     local::shut_down(engine, SAVING.saturating_sub(started.elapsed()).max(local::BUSY), code).await;
     said
+}
+
+/// Whether there is anything that an end in order brings to disk. With the tier off there is nothing to wait for, and
+/// nothing that anybody would expect to find again.
+fn has_to_be_saved(cache: &CacheStats) -> bool {
+    cache.ssd.state != SsdState::Off && (cache.ram.entries > 0 || cache.ssd.pending > 0)
+}
+
+/// What a user hears who does not wait for the prompt cache; `None` when nothing is lost by it.
+fn cut_short(cache: &CacheStats) -> Option<String> {
+    let in_memory = output::counted(cache.ram.entries as u64, "entry", "entries");
+    has_to_be_saved(cache).then(|| {
+        format!(
+            "not saved: what is not on disk yet of the prompt cache in memory ({in_memory}, {})",
+            output::size(cache.ram.bytes)
+        )
+    })
 }
 
 /// The prompt cache's settings.
@@ -249,24 +268,45 @@ async fn refused(e: StartError) -> Failure {
     }
 }
 
-/// Turns true at the first SIGINT, SIGTERM or SIGHUP. A second one ends the process at once.
-fn stop_on_signals() -> Result<watch::Receiver<bool>, Failure> {
+/// Turns true at the first SIGINT, SIGTERM or SIGHUP. A second one ends the process at once, and says what the engine
+/// has not saved, once there is one.
+fn stop_on_signals() -> Result<(watch::Receiver<bool>, Arc<OnceLock<EngineHandle>>), Failure> {
     let mut signals = Vec::new();
     for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
         signals.push(signal(kind).map_err(|e| Failure::no(format!("cannot watch for signals: {e}")))?);
     }
     let (send, receive) = watch::channel(false);
     let seen = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let running = Arc::new(OnceLock::<EngineHandle>::new());
     for mut one in signals {
-        let (send, seen) = (send.clone(), seen.clone());
+        let (send, seen, running) = (send.clone(), seen.clone(), running.clone());
         tokio::spawn(async move {
             while one.recv().await.is_some() {
                 if seen.swap(true, std::sync::atomic::Ordering::Relaxed) {
+                    if let Some(lost) = running.get().and_then(|engine| cut_short(&engine.stats().cache)) {
+                        eprintln!("{lost}");
+                    }
                     crate::system::leave_at_once(130);
                 }
                 send.send_replace(true);
             }
         });
     }
-    Ok(receive)
+    Ok((receive, running))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hearth_core::stats::{RamCacheStats, SsdCacheStats};
+
+    #[test]
+    fn who_does_not_wait_hears_what_is_lost() {
+        let ram = RamCacheStats { entries: 1, bytes: 12_400_000, ..RamCacheStats::default() };
+        let ssd = SsdCacheStats { state: SsdState::Ready, ..SsdCacheStats::default() };
+        let said = cut_short(&CacheStats { ram: ram.clone(), ssd: ssd.clone() }).unwrap();
+        assert!(said.starts_with("not saved: ") && said.ends_with("(1 entry, 12.4 MB)"), "{said}");
+        assert_eq!(cut_short(&CacheStats { ram, ssd: SsdCacheStats::default() }), None, "the tier is off");
+        assert_eq!(cut_short(&CacheStats { ram: RamCacheStats::default(), ssd }), None, "nothing is there");
+    }
 }

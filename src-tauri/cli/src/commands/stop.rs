@@ -1,7 +1,7 @@
 //! `hearth stop`: asks the running server to end, and waits until it has.
 
 use crate::args::DataArgs;
-use crate::commands::running;
+use crate::commands::{ending, running};
 use crate::failure::Failure;
 use crate::output;
 use hearth_library::home::Home;
@@ -17,7 +17,7 @@ const QUIET: Duration = Duration::from_secs(3);
 /// Stops the server and waits for its end.
 ///
 /// # Errors
-/// Exit code 4 when there is none, 1 when it does not end.
+/// Exit code 4 when there is none, 1 when it does not end, or ended without having saved all of its prompt cache.
 pub async fn run(args: &DataArgs, home: &Home) -> Result<(), Failure> {
     let server = running::required(home)?;
     let pid = server.record.pid;
@@ -46,11 +46,13 @@ pub async fn run(args: &DataArgs, home: &Home) -> Result<(), Failure> {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let url = server.client.base();
+    let not_saved = ending::not_saved(home, pid);
     if args.json {
-        output::json(&json!({"stopped": true, "pid": pid, "url": url}))
+        output::json(&json!({"stopped": true, "pid": pid, "url": url, "not_saved": not_saved}))?;
     } else {
-        output::line(&format!("stopped {url} (pid {pid})"))
+        output::line(&format!("stopped {url} (pid {pid})"))?;
     }
+    not_saved.map_or(Ok(()), |why| Err(Failure::no(why)))
 }
 
 /// Whether that process still owns the home.
