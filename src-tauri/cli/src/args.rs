@@ -131,7 +131,8 @@ pub enum CacheCommand {
 /// Options of `hearth cache`.
 #[derive(Debug, Args)]
 pub struct CacheArgs {
-    /// Talk to the server on this port [default: the one that `hearth ps` shows]
+    /// Talk to the server on this port: `stats` of any home's server, the rest of this home's only
+    /// [default: the one that `hearth ps` shows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub port: Option<u16>,
     /// Print JSON
