@@ -32,7 +32,7 @@ fn generate(place: &Place, model: &Path, more: &[&str]) -> Ran {
 fn help_documents_every_command_and_the_exit_codes() {
     let place = Place::new();
     let help = place.run(&["--help"]).exits(0).out;
-    for command in ["serve", "run", "generate", "import", "ls", "ps", "stop", "cache", "doctor", "preflight"] {
+    for command in ["serve", "run", "generate", "import", "ls", "ps", "stop", "cache", "doctor", "fit", "preflight"] {
         assert!(help.contains(&format!("  {command} ")), "{command} is missing in:\n{help}");
         let own = place.run(&[command, "--help"]).exits(0).out;
         assert!(own.contains("Exit codes:") && own.contains("4  the server cannot be reached"), "{own}");
@@ -565,6 +565,7 @@ fn one_server_for_each_home_and_each_port() {
     let port = server.port().to_string();
     let taken = other.run(&["serve", "--port", &port, golden(TINY).to_str().unwrap()]).exits(1);
     assert!(taken.err.contains(&port) && taken.out.is_empty(), "{taken:?}");
+    assert!(taken.err.contains("it is a Hearth that serves llama-q4"), "{taken:?}");
     assert_eq!(server.get("/health").0, 200);
 }
 
@@ -586,7 +587,6 @@ fn signals_end_a_busy_server_cleanly() {
 }
 
 #[test]
-#[test]
 fn a_second_signal_ends_at_once_and_says_what_is_lost() {
     let place = Place::new();
     let mut cmd = place.hearth(&["serve", "--port", "0"]);
@@ -604,6 +604,7 @@ fn a_second_signal_ends_at_once_and_says_what_is_lost() {
     assert!(log.lines().any(|line| line.starts_with("not saved: ") && line.contains("(1 entry, ")), "{log}");
 }
 
+#[test]
 fn serve_without_a_name_takes_the_obvious_model() {
     let place = with_model("Tiny-Llama-4bit");
     let cmd = place.hearth(&["serve", "--port", "0"]);
@@ -625,7 +626,6 @@ fn serve_without_a_name_takes_the_obvious_model() {
 
     // Nothing to choose from.
     let empty = Server::begin(None, &[]);
-    assert!(taken.err.contains("it is a Hearth that serves llama-q4"), "{taken:?}");
     let hint = empty.line();
     assert!(hint.starts_with("no model is loaded: ") && hint.contains("hearth serve MODEL"), "{hint}");
     assert!(hint.contains("hearth import FILE.gguf"), "how to get one: {hint}");
@@ -673,6 +673,36 @@ fn chat_in_the_terminal() {
     own.arg(golden(TINY));
     assert_eq!(chat(own).out, recorded.out, "without a server it brings its own");
     assert_eq!(server.idle()["totals"]["requests"], 4);
+}
+
+#[test]
+fn a_chat_is_with_the_model_that_was_asked_for() {
+    let server = Server::start(&golden(TINY), &[]);
+    copy_model(&golden("qwen3-q4"), &server.place.home().join("models/Another"));
+    let path = golden(TINY);
+    for same in [TINY, path.to_str().unwrap()] {
+        let chat = server.place.run(&["run", same]).exits(0);
+        assert!(chat.err.contains(&server.url), "{chat:?}");
+    }
+    for args in [&["run", "Another"][..], &["run", "Another", "--url", &server.url]] {
+        let other = server.place.run(args).exits(1);
+        assert!(other.err.contains("has llama-q4; stop it, or leave MODEL out"), "{other:?}");
+    }
+    let unknown = server.place.run(&["run", "mistral"]).exits(3);
+    assert!(unknown.err.contains("mistral") && unknown.err.contains("Another"), "{unknown:?}");
+    assert_eq!(server.idle()["totals"]["requests"], 0);
+}
+
+#[test]
+fn a_chat_without_any_model_says_how_to_get_one() {
+    let place = Place::new();
+    let none = place.run(&["run"]).exits(3);
+    assert!(none.err.contains("hearth import") && none.err.contains("cargo xtask starter"), "{none:?}");
+    for name in ["One", "Two"] {
+        copy_model(&golden(TINY), &place.home().join("models").join(name));
+    }
+    let unclear = place.run(&["run"]).exits(2);
+    assert!(unclear.err.contains("hearth ls") && !unclear.err.contains("import"), "{unclear:?}");
 }
 
 #[test]
@@ -734,36 +764,6 @@ impl Busy {
         let script = format!("while :; do :; done # {}", std::process::id());
         let child = std::process::Command::new("sh").args(["-c", &script]).spawn().unwrap();
         (Busy(child), format!("sh -c {script}"))
-#[test]
-fn a_chat_is_with_the_model_that_was_asked_for() {
-    let server = Server::start(&golden(TINY), &[]);
-    copy_model(&golden("qwen3-q4"), &server.place.home().join("models/Another"));
-    let path = golden(TINY);
-    for same in [TINY, path.to_str().unwrap()] {
-        let chat = server.place.run(&["run", same]).exits(0);
-        assert!(chat.err.contains(&server.url), "{chat:?}");
-    }
-    for args in [&["run", "Another"][..], &["run", "Another", "--url", &server.url]] {
-        let other = server.place.run(args).exits(1);
-        assert!(other.err.contains("has llama-q4; stop it, or leave MODEL out"), "{other:?}");
-    }
-    let unknown = server.place.run(&["run", "mistral"]).exits(3);
-    assert!(unknown.err.contains("mistral") && unknown.err.contains("Another"), "{unknown:?}");
-    assert_eq!(server.idle()["totals"]["requests"], 0);
-}
-
-#[test]
-fn a_chat_without_any_model_says_how_to_get_one() {
-    let place = Place::new();
-    let none = place.run(&["run"]).exits(3);
-    assert!(none.err.contains("hearth import") && none.err.contains("cargo xtask starter"), "{none:?}");
-    for name in ["One", "Two"] {
-        copy_model(&golden(TINY), &place.home().join("models").join(name));
-    }
-    let unclear = place.run(&["run"]).exits(2);
-    assert!(unclear.err.contains("hearth ls") && !unclear.err.contains("import"), "{unclear:?}");
-}
-
     }
 }
 
