@@ -7,7 +7,6 @@ mod quantized;
 mod recurrent;
 mod stored;
 
-pub use buffers::room_for;
 pub use kv::{PlainCache, RotatingCache};
 pub use quantized::QuantizedCache;
 pub use recurrent::RecurrentCache;

@@ -2,16 +2,8 @@
 
 use super::Lease;
 use crate::error::{Error, Result};
+use hearth_core::layout::room_for;
 use hearth_mlx::{Tensor, concatenate};
-
-/// Tokens by which a buffer grows at least.
-const STEP: i32 = 64;
-
-/// Tokens that a buffer with room for `end` of them gets: an eighth more at least, so that a long row does not copy
-/// itself again and again.
-pub fn room_for(end: i32) -> i32 {
-    (end + (end / 8).max(STEP) - 1) / STEP * STEP
-}
 
 /// `N` buffers `[1, heads, room, width]`, each with its own width, filled from the front alike.
 #[derive(Debug)]
@@ -73,7 +65,7 @@ impl<const N: usize> Buffers<N> {
         let base = match self.arrays.take() {
             Some(own) if !lent && own[0].dim(2) >= end => own,
             other => {
-                let room = room_for(end).min(limit.max(end));
+                let room = (room_for(end as u64) as i32).min(limit.max(end));
                 each(|i| grown(other.as_ref().map(|all| &all[i]), &new[i], held, room))?
             }
         };

@@ -2,7 +2,7 @@
 //! starts.
 
 use super::Worker;
-use crate::cache::{Kind, LayerCache, room_for};
+use crate::cache::{Kind, LayerCache};
 use crate::disk::{Parts, RestoreEvent};
 use crate::error::Result;
 use crate::ledger;
@@ -10,7 +10,7 @@ use crate::loader::Loaded;
 use crate::prompt_cache::{Hit, Lent};
 use crate::row::{Row, Submitted};
 use crate::sampler::RowSampler;
-use hearth_core::layout::LayerLayout;
+use hearth_core::layout::{LayerLayout, room_for};
 use hearth_core::{EngineError, Event};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -107,7 +107,7 @@ impl Worker<'_> {
         match found {
             Some((disk, found)) => {
                 let tokens = found.tokens();
-                let events = disk.restore(found, room_for(tokens as i32 + 1) as usize);
+                let events = disk.restore(found, room_for(tokens as u64 + 1) as usize);
                 let restoring = Restoring { submitted, events, caches: Vec::new(), tokens };
                 self.restoring.insert(restoring.submitted.id, restoring);
             }
