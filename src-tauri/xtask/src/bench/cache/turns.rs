@@ -32,9 +32,10 @@ const USER: usize = 450;
 /// The same for a quick look.
 const QUICK_SYSTEM: usize = 250;
 const QUICK_USER: usize = 100;
-/// Bytes of the same for the tiny models, whose tokens are bytes.
-const TINY_SYSTEM: usize = 2400;
-const TINY_USER: usize = 900;
+/// Bytes of the same for the tiny models, whose tokens are bytes. Most of it is not the system prompt, whose end the peer
+/// keeps as well.
+const TINY_SYSTEM: usize = 900;
+const TINY_USER: usize = 2400;
 /// Tokens of the first answer, and of the measured ones.
 const ANSWER: usize = 24;
 const SHORT: usize = 8;
