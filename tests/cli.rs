@@ -481,13 +481,13 @@ fn a_stopped_server_saves_its_prompt_cache() {
 
 #[test]
 fn stop_says_what_was_not_saved() {
-    // A file where the cache's folder should be.
-    let mut server = Server::start(&golden(TINY), &["--cache-dir", "home/server.json/kept"]);
+    // A file where the cache's folder should be, and one that stays.
+    let mut server = Server::start(&golden(TINY), &["--cache-dir", "home/lock/kept"]);
     server.ask("/v1/chat/completions", &long_chat());
     server.idle();
     let stopped = server.place.run(&["stop"]).exits(1);
     assert!(stopped.out.starts_with("stopped ") && stopped.err.contains("not all saved"), "{stopped:?}");
-    assert!(stopped.err.contains("server.json/kept"), "{stopped:?}");
+    assert!(stopped.err.contains("home/lock/kept"), "{stopped:?}");
     assert_eq!(server.wait().code(), Some(0));
 
     // The next one has nothing to lose, and the one after it no time to save.
