@@ -8,8 +8,8 @@
 //!
 //! The folder never holds more than the cap, the file in the making included. Files are written under a temporary
 //! name, made durable and then renamed, so that a run may be killed at any moment. Damaged files are a miss and
-//! removed; files of other models and format versions count and go by age; files that are not Hearth's are neither
-//! counted nor touched.
+//! removed; files of other models and format versions count and go by age; files that do not have one of Hearth's
+//! names and begin as Hearth's files do are neither counted nor touched.
 
 mod files;
 mod format;
@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// One array of a layer's trimmable state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -154,9 +154,7 @@ impl Disk {
 
     fn open_with(options: DiskOptions, files: Arc<dyn Files>) -> Disk {
         let shared = Arc::new(Shared::new(options, files));
-        if !open::prepare(&shared) {
-            return Disk { shared, writer: None };
-        }
+        open::prepare(&shared);
         let for_thread = Arc::clone(&shared);
         let spawned =
             std::thread::Builder::new().name("hearth-disk".to_owned()).spawn(move || writer::run(&for_thread));
@@ -175,7 +173,16 @@ impl Disk {
     /// The longest prefix on disk that state of these parts can be continued from, leaving at least one token of
     /// the prompt to compute. `None` unless it is longer than `longer_than`. Its files stay while the value lives.
     pub fn find(&self, namespace: &Namespace, prompt: &[u32], parts: Parts, longer_than: usize) -> Option<Found> {
-        let path = self.shared.lock().index.find(namespace, prompt, parts)?;
+        let path = {
+            let mut state = self.shared.lock();
+            if !state.prepared && !state.preparing && state.refusal().is_none() {
+                // Whoever had the folder may be gone.
+                state.preparing = true;
+                state.queue.push_back(Job::Prepare);
+                self.shared.wake.notify_one();
+            }
+            state.index.find(namespace, prompt, parts)?
+        };
         (path.tokens > longer_than).then(|| Found::new(Arc::clone(&self.shared), path))
     }
 
@@ -203,9 +210,19 @@ impl Disk {
         self.shared.busy.store(busy, Ordering::Relaxed);
     }
 
+    /// Whatever failed is tried again with the next file, flush or clearing instead of after a while.
+    pub fn retry_now(&self) {
+        if let (Some(_), Some(failure)) = (&self.writer, &mut self.shared.lock().failure) {
+            failure.retry_at = Some(Instant::now());
+        }
+    }
+
     /// Sends its result once everything that was handed over before is durable or has failed. Until then the
     /// writer goes as fast as it can.
+    ///
+    /// What failed before is tried again at once: call [`Disk::retry_now`] before the plans that it is to wait for.
     pub fn flush(&self) -> Receiver<Flushed> {
+        self.retry_now();
         let (reply, receiver) = channel();
         let mut state = self.shared.lock();
         if self.writer.is_none() {
@@ -221,6 +238,7 @@ impl Disk {
 
     /// Removes all of Hearth's files, of every model. What is waiting to be written is dropped.
     pub fn clear(&self) -> Receiver<Cleared> {
+        self.retry_now();
         let (reply, receiver) = channel();
         let mut state = self.shared.lock();
         if self.writer.is_none() {

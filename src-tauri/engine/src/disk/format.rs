@@ -91,9 +91,9 @@ pub struct Header {
 pub enum Seen {
     /// A file of this format under its own name, its header's length with it.
     Ours(Header, u64),
-    /// A file of Hearth that this version cannot use: another format version, or a name that is not its own.
+    /// A file of Hearth of another format version.
     Other,
-    /// A file of Hearth that is damaged: what is wrong.
+    /// A file of Hearth that is damaged or under another one's name: what is wrong.
     Damaged(String),
     /// Not Hearth's.
     Foreign,
@@ -230,35 +230,27 @@ impl Reader<'_> {
     }
 }
 
-/// Looks at the header of the file `name`, `length` bytes long, and at nothing else.
+/// Looks at the header of the file `name`, `length` bytes long, and at nothing else. Without one of our names and
+/// our magic, as read just now, a file is not ours, whatever else is the matter with it.
 ///
 /// # Errors
-/// Those of reading; a file that became shorter is damaged instead.
+/// Those of reading; a file that became shorter is damaged or not ours instead.
 pub fn look(files: &dyn Files, path: &Path, name: &str, length: u64) -> io::Result<Seen> {
-    let own_name = name.strip_suffix(ENDING).and_then(Key::from_hex);
+    let Some(own) = name.strip_suffix(ENDING).and_then(Key::from_hex) else { return Ok(Seen::Foreign) };
     let mut bytes = vec![0; length.min(FIRST_READ) as usize];
-    if let Some(gone) = fill(files, path, 0, &mut bytes)? {
-        return Ok(gone);
+    if !fill(files, path, 0, &mut bytes)? {
+        return Ok(if has_magic(files, path)? { Seen::Damaged(SHORTER.to_owned()) } else { Seen::Foreign });
     }
-    let magic = bytes.starts_with(&MAGIC);
-    let Some((start, _)) = bytes.split_first_chunk::<START>() else {
-        // Too short to tell by itself; under one of our names it is what is left of one of our files.
-        let rest = magic || (own_name.is_some() && MAGIC.starts_with(&bytes));
-        return Ok(if rest { short(length, "a header") } else { Seen::Foreign });
-    };
+    if !bytes.starts_with(&MAGIC) {
+        return Ok(Seen::Foreign);
+    }
+    let Some((start, _)) = bytes.split_first_chunk::<START>() else { return Ok(short(length, "a header")) };
     let [.., v0, v1, v2, v3, l0, l1, l2, l3] = *start;
     let version = u32::from_le_bytes([v0, v1, v2, v3]);
     let header = u64::from(u32::from_le_bytes([l0, l1, l2, l3]));
-    let ours = magic && version == VERSION;
-    // A damaged magic or version under one of our names is told from a foreign file by the rest of the header.
-    if !ours && own_name.is_none() {
-        return Ok(if magic { Seen::Other } else { Seen::Foreign });
-    }
-    let refused = |what: Seen| match (ours, magic) {
-        (true, _) => what,
-        (false, true) => Seen::Other,
-        (false, false) => Seen::Foreign,
-    };
+    // A damaged version is told from another one by the rest of the header.
+    let ours = version == VERSION;
+    let refused = |what: Seen| if ours { what } else { Seen::Other };
     if header > LONGEST || header < (START + HASH) as u64 {
         return Ok(refused(Seen::Damaged(format!("a header of {header} bytes cannot be"))));
     }
@@ -268,9 +260,9 @@ pub fn look(files: &dyn Files, path: &Path, name: &str, length: u64) -> io::Resu
     let read = bytes.len();
     bytes.resize(header as usize, 0);
     if let Some(rest) = bytes.get_mut(read..).filter(|rest| !rest.is_empty())
-        && let Some(gone) = fill(files, path, read as u64, rest)?
+        && !fill(files, path, read as u64, rest)?
     {
-        return Ok(gone);
+        return Ok(refused(Seen::Damaged(SHORTER.to_owned())));
     }
     bytes.splice(..12, MAGIC.into_iter().chain(VERSION.to_le_bytes()));
     let (body, sum) = bytes.split_at(bytes.len() - HASH);
@@ -283,8 +275,8 @@ pub fn look(files: &dyn Files, path: &Path, name: &str, length: u64) -> io::Resu
     let Some(decoded) = Header::decode(&bytes) else {
         return Ok(Seen::Damaged("the header makes no sense".to_owned()));
     };
-    if own_name != Some(decoded.key()) {
-        return Ok(Seen::Other);
+    if own != decoded.key() {
+        return Ok(Seen::Damaged("it holds what belongs under another name".to_owned()));
     }
     let expected = header.saturating_add(decoded.payload());
     if expected != length {
@@ -293,25 +285,58 @@ pub fn look(files: &dyn Files, path: &Path, name: &str, length: u64) -> io::Resu
     Ok(Seen::Ours(decoded, header))
 }
 
-/// Reads; says so if the file is shorter than it was.
-fn fill(files: &dyn Files, path: &Path, at: u64, bytes: &mut [u8]) -> io::Result<Option<Seen>> {
+/// What is wrong with a file whose end went while it was looked at.
+const SHORTER: &str = "it became shorter";
+
+/// Reads; false if the file is shorter.
+fn fill(files: &dyn Files, path: &Path, at: u64, bytes: &mut [u8]) -> io::Result<bool> {
     match files.read(path, at, bytes) {
-        Ok(()) => Ok(None),
-        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(Some(Seen::Damaged("it became shorter".to_owned()))),
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
         Err(e) => Err(e),
     }
+}
+
+fn has_magic(files: &dyn Files, path: &Path) -> io::Result<bool> {
+    let mut bytes = [0; MAGIC.len()];
+    Ok(fill(files, path, 0, &mut bytes)? && bytes == MAGIC)
+}
+
+/// Whether the file `name` may be removed: it has one of our names and begins, now, as our files do.
+///
+/// # Errors
+/// Those of reading.
+pub fn may_go(files: &dyn Files, path: &Path, name: &str) -> io::Result<bool> {
+    if name.ends_with(TEMPORARY) {
+        return Ok(is_leftover(files, path, name, files.len(path)?));
+    }
+    Ok(name.strip_suffix(ENDING).and_then(Key::from_hex).is_some() && has_magic(files, path)?)
 }
 
 fn short(length: u64, expected: &str) -> Seen {
     Seen::Damaged(format!("{length} bytes long, expected {expected}"))
 }
 
-/// Whether the file `name` is what a killed run left: our temporary name, and a beginning that we could have
-/// written (nothing yet, part of the magic, or the zeros that a loss of power leaves).
+/// Whether the file `name` is what a killed run left: our temporary name, and our magic at the beginning; or what a
+/// loss of power leaves of that: nothing, a part of the magic, or zeros and nothing else.
 pub fn is_leftover(files: &dyn Files, path: &Path, name: &str, length: u64) -> bool {
     if name.strip_suffix(TEMPORARY).and_then(Key::from_hex).is_none() {
         return false;
     }
     let mut bytes = vec![0; length.min(MAGIC.len() as u64) as usize];
-    files.read(path, 0, &mut bytes).is_ok() && (MAGIC.starts_with(&bytes) || bytes.iter().all(|byte| *byte == 0))
+    if files.read(path, 0, &mut bytes).is_err() {
+        return false;
+    }
+    if MAGIC.starts_with(&bytes) {
+        return true;
+    }
+    let (mut at, mut piece) = (0, vec![0; 1 << 20]);
+    while at < length {
+        piece.truncate((length - at).min(1 << 20) as usize);
+        if files.read(path, at, &mut piece).is_err() || piece.iter().any(|byte| *byte != 0) {
+            return false;
+        }
+        at += piece.len() as u64;
+    }
+    true
 }

@@ -7,7 +7,7 @@ use super::shared::{Shared, nanos};
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 /// The file whose lock says that the folder is in use.
 const LOCK: &str = "hearth-cache.lock";
@@ -22,43 +22,69 @@ enum Locked {
     Unwritable(io::Error),
 }
 
-/// Makes the tier ready as far as possible; what is wrong is left as its failure.
-pub fn prepare(shared: &Shared) -> bool {
+/// Makes the tier ready as far as possible; what is wrong is left as its failure, to be tried again.
+pub fn prepare(shared: &Shared) {
+    let retry = Some(shared.options.retry);
     if let Err(e) = shared.files.make_dir(&shared.options.dir) {
-        shared.fail(shared.explain("make the folder", &e), None);
-        return false;
+        return shared.fail(shared.explain("make the folder", &e), retry);
     }
     match lock(shared) {
-        Locked::Ours(file) => shared.lock().lock = Some(file),
-        Locked::Others(message) => {
-            shared.fail(message, None);
-            return false;
+        Locked::Ours(file) => {
+            let mut state = shared.lock();
+            (state.lock, state.failure) = (Some(file), None);
         }
-        Locked::Unwritable(e) => shared.fail(shared.explain("write", &e), Some(shared.options.retry)),
+        Locked::Others(message) => return shared.fail(message, retry),
+        Locked::Unwritable(e) => shared.fail(shared.explain("write", &e), retry),
     }
-    let index = match scan(shared) {
-        Ok(index) => index,
-        Err(e) => {
-            shared.fail(shared.explain("list files", &e), None);
-            return false;
+    match scan(shared) {
+        Ok(index) => {
+            let mut state = shared.lock();
+            (state.index, state.prepared) = (index, true);
         }
-    };
-    shared.lock().index = index;
+        Err(e) => return shared.fail(shared.explain("list files", &e), retry),
+    }
     if let Err(why) = shared.make_room(0, &HashSet::new()) {
         tracing::warn!("prompt cache on disk: over its cap: {why}");
     }
-    true
 }
 
-/// Has the folder's lock, or tries once more to get it.
+/// Does what could not be done at the start, if it is time to try again.
+pub fn prepare_again(shared: &Shared) {
+    let due = {
+        let state = shared.lock();
+        !state.prepared && state.refusal().is_none()
+    };
+    if due {
+        prepare(shared);
+    }
+    shared.lock().preparing = false;
+}
+
+/// Whether the lock that is held is that of the folder as it is now.
+fn is_current(shared: &Shared) -> bool {
+    let held = shared.lock().lock.as_ref().map(File::metadata);
+    let there = std::fs::symlink_metadata(shared.path(LOCK));
+    matches!((held, there), (Some(Ok(a)), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
+}
+
+/// Has the folder's lock, or tries once more to get it. A folder that is gone is made again.
 ///
 /// # Errors
 /// Why there is none.
 pub fn take_lock(shared: &Shared) -> Result<(), String> {
-    if shared.lock().lock.is_some() {
+    if !shared.lock().prepared {
+        return Err(shared.lock().failure.as_ref().map_or("not ready".to_owned(), |f| f.message.clone()));
+    }
+    if is_current(shared) {
         return Ok(());
     }
-    match lock(shared) {
+    // The folder or its lock was removed, and another process may have made them anew.
+    let lost = shared.lock().lock.take().is_some();
+    if lost {
+        shared.forget_vanished();
+    }
+    let made = shared.files.make_dir(&shared.options.dir);
+    match made.map_or_else(Locked::Unwritable, |()| lock(shared)) {
         Locked::Ours(file) => {
             shared.lock().lock = Some(file);
             // Nobody could remove them before.
@@ -82,28 +108,47 @@ pub fn take_lock(shared: &Shared) -> Result<(), String> {
     }
 }
 
-fn lock(shared: &Shared) -> Locked {
-    let path = shared.path(LOCK);
+/// Opens the lock's file and nothing in its place: neither what a link leads to nor a pipe that nobody reads.
+fn open_lock(shared: &Shared) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let mut file = match options.open(&path) {
+    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let not_a_file = || io::Error::other(format!("{LOCK} is not a regular file: remove it"));
+    let file = match options.open(shared.path(LOCK)) {
+        Err(e) if e.raw_os_error() == Some(libc::ELOOP) => return Err(not_a_file()),
+        opened => opened?,
+    };
+    if file.metadata()?.is_file() { Ok(file) } else { Err(not_a_file()) }
+}
+
+/// The process that wrote itself into the lock's file: `Some(None)` if nothing is in there, `None` if it is
+/// something else.
+fn owner(mut file: &File) -> Option<Option<u32>> {
+    let mut text = String::new();
+    file.seek(SeekFrom::Start(0)).ok()?;
+    file.take(20).read_to_string(&mut text).ok()?;
+    if text.is_empty() { Some(None) } else { text.trim().parse().ok().map(Some) }
+}
+
+fn lock(shared: &Shared) -> Locked {
+    let mut file = match open_lock(shared) {
         Ok(file) => file,
         Err(e) => return Locked::Unwritable(e),
     };
     match file.try_lock() {
         Ok(()) => {
-            // For the other one's message only.
-            let pid = std::process::id().to_string();
-            _ = file
-                .set_len(0)
-                .and_then(|()| file.seek(SeekFrom::Start(0)))
-                .and_then(|_| file.write_all(pid.as_bytes()));
+            // For the other one's message only; what somebody else wrote stays.
+            if owner(&file).is_some() {
+                let pid = std::process::id().to_string();
+                _ = file
+                    .set_len(0)
+                    .and_then(|()| file.seek(SeekFrom::Start(0)))
+                    .and_then(|_| file.write_all(pid.as_bytes()));
+            }
             Locked::Ours(file)
         }
         Err(TryLockError::WouldBlock) => {
-            let mut pid = String::new();
-            _ = file.take(20).read_to_string(&mut pid);
-            let who = pid.trim().parse::<u32>().map_or(String::new(), |pid| format!(" (process {pid})"));
+            let who = owner(&file).flatten().map_or(String::new(), |pid| format!(" (process {pid})"));
             Locked::Others(format!(
                 "{} is in use by another Hearth{who}: give this one another folder with --cache-dir; \
                  it runs without the prompt cache on disk",
@@ -150,8 +195,10 @@ fn scan(shared: &Shared) -> io::Result<Index> {
             Seen::Other => {}
             Seen::Damaged(what) => {
                 corrupt += 1;
-                tracing::warn!("prompt cache on disk: {} is damaged and removed: {what}", path.display());
-                if shared.remove_file(&entry.name) {
+                let gone = shared.remove_file(&entry.name);
+                let removed = if gone { " and removed" } else { "" };
+                tracing::warn!("prompt cache on disk: {} is damaged{removed}: {what}", path.display());
+                if gone {
                     continue;
                 }
                 entry.used = 0;

@@ -191,6 +191,12 @@ pub fn plan(shared: &Arc<Shared>, namespace: &Namespace, tokens: &[u32], min_reu
     if parts.snapshot && !tokens.is_empty() {
         headers.push((namespace.snapshot(&parent, tail), header(Kind::Snapshot, parent, full, tail)));
     }
+    // What somebody removed is written again instead of being called durable.
+    let held: Vec<Key> = {
+        let mut state = shared.lock();
+        headers.iter().filter_map(|(key, header)| state.holder(key, &Node::of(header))).collect()
+    };
+    shared.verify(&held);
     let mut state = shared.lock();
     let refusal = state.refusal();
     let epoch = state.epoch;

@@ -2,7 +2,7 @@
 
 use super::DiskOptions;
 use super::files::Files;
-use super::format::Kind;
+use super::format::{self, Kind};
 use super::index::{Entry, Index, Node};
 use super::key::Key;
 use super::plan::{Draft, Ticket};
@@ -23,6 +23,8 @@ pub enum Job {
     Write(Draft),
     /// Set modification times.
     Touch(Vec<Key>),
+    /// Make the tier ready, which could not be done at the start.
+    Prepare,
     /// Say what became of everything before.
     Flush { reply: Sender<Flushed>, files: u64, bytes: u64 },
     /// Remove everything.
@@ -62,6 +64,10 @@ pub struct State {
     pub epoch: u64,
     /// The last handle is gone.
     pub stopped: bool,
+    /// The folder was read into the index; until then nothing is found and nothing written.
+    pub prepared: bool,
+    /// The writer is about to try it again.
+    pub preparing: bool,
     /// The folder's lock. Without it nothing is written or removed.
     pub lock: Option<File>,
     /// The last moment given out.
@@ -155,6 +161,8 @@ impl Shared {
             files_written: 0,
             epoch: 0,
             stopped: false,
+            prepared: false,
+            preparing: false,
             lock: None,
             clock: 0,
         };
@@ -192,9 +200,13 @@ impl Shared {
 
     /// Nothing is written for a while, or ever.
     pub fn fail(&self, message: String, retry: Option<Duration>) {
-        tracing::warn!("prompt cache on disk: {message}");
         let retry_at = retry.map(|after| Instant::now() + after);
-        self.lock().failure = Some(Failure { message, retry_at });
+        let mut state = self.lock();
+        // Not again with every attempt.
+        if state.failure.as_ref().is_none_or(|failure| failure.message != message) {
+            tracing::warn!("prompt cache on disk: {message}");
+        }
+        state.failure = Some(Failure { message, retry_at });
     }
 
     /// What went wrong at `doing`, and what to do.
@@ -267,16 +279,30 @@ impl Shared {
         (count, bytes)
     }
 
-    /// Whether the file is gone now. Without the folder's lock nothing is removed.
+    /// Whether the file is gone now, or not Hearth's any more: then it stays, and counts no longer. Without the
+    /// folder's lock nothing is removed.
     pub fn remove_file(&self, name: &str) -> bool {
         if self.lock().lock.is_none() {
             return false;
         }
-        match self.files.remove(&self.path(name)) {
+        let path = self.path(name);
+        match format::may_go(self.files.as_ref(), &path, name) {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::warn!("prompt cache on disk: {} is not Hearth's any more and stays", path.display());
+                return true;
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return true,
+            Err(e) => {
+                tracing::warn!("prompt cache on disk: cannot read {}, so it stays: {e}", path.display());
+                return false;
+            }
+        }
+        match self.files.remove(&path) {
             Ok(()) => true,
             Err(e) if e.kind() == io::ErrorKind::NotFound => true,
             Err(e) => {
-                tracing::warn!("prompt cache on disk: cannot remove {}: {e}", self.path(name).display());
+                tracing::warn!("prompt cache on disk: cannot remove {}: {e}", path.display());
                 false
             }
         }
@@ -290,10 +316,14 @@ impl Shared {
             state.index.cut_off(key);
             self.take_out(&mut state, &[*key])
         };
-        for (_, entry) in &taken {
-            tracing::warn!("prompt cache on disk: {} is damaged and removed: {what}", self.path(&entry.name).display());
+        for (key, mut entry) in taken {
+            let path = self.path(&entry.name);
+            // If it has to stay it counts, but is not found again.
+            entry.node = None;
+            let gone = self.unlink(vec![(key, entry)]).0 > 0;
+            let removed = if gone { " and removed" } else { "" };
+            tracing::warn!("prompt cache on disk: {} is damaged{removed}: {what}", path.display());
         }
-        self.unlink(taken);
     }
 
     /// A file is not there or not ours any more.
@@ -301,6 +331,44 @@ impl Shared {
         let mut state = self.lock();
         state.index.cut_off(key);
         state.index.remove(key);
+    }
+
+    /// Looks whether indexed files are still there, as long as they were; forgets those that are gone, and removes
+    /// those that have another length.
+    pub fn verify(&self, keys: &[Key]) {
+        let changed = |entry: &Entry| match self.files.len(&self.path(&entry.name)) {
+            Ok(length) if length == entry.bytes => None,
+            Ok(length) => Some(Some(format!("{length} bytes long, expected {}", entry.bytes))),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Some(None),
+            // Not a file any more, or not to be told.
+            Err(_) => Some(None),
+        };
+        let held: Vec<(Key, Entry)> = {
+            let state = self.lock();
+            let bare = |key: &Key| Some((*key, Entry { node: None, ..state.index.get(key)?.clone() }));
+            keys.iter().filter_map(bare).collect()
+        };
+        for (key, _) in held.iter().filter(|(_, entry)| changed(entry).is_some()) {
+            // Once more, with nobody else at it: meanwhile it may have been given up or written anew.
+            let mut state = self.lock();
+            match state.index.get(key).and_then(changed) {
+                None => {}
+                Some(Some(what)) => {
+                    drop(state);
+                    self.give_up(key, &what);
+                }
+                Some(None) => {
+                    state.index.cut_off(key);
+                    state.index.remove(key);
+                }
+            }
+        }
+    }
+
+    /// The same for all files.
+    pub fn forget_vanished(&self) {
+        let keys = self.lock().index.keys();
+        self.verify(&keys);
     }
 
     /// The figures.

@@ -1,7 +1,7 @@
 //! The writer's thread: drafts become files, one at a time, without getting in the way of those that compute.
 
 use super::files::Output;
-use super::format::{ENDING, Kind, MAGIC, TEMPORARY};
+use super::format::{self, ENDING, Kind, MAGIC, Seen, TEMPORARY};
 use super::index::{Entry, Node};
 use super::key::Key;
 use super::pace::{PIECE, Pace};
@@ -10,6 +10,7 @@ use super::shared::{Job, Shared, State, nanos};
 use super::{Cleared, Flushed, open, sys};
 use std::collections::{BTreeMap, HashSet};
 use std::io;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -49,6 +50,7 @@ pub fn run(shared: &Shared) {
         match job {
             Job::Write(draft) => handle(shared, &mut pace, draft),
             Job::Touch(keys) => touch(shared, &keys),
+            Job::Prepare => open::prepare_again(shared),
             Job::Flush { reply, files, bytes } => flushed(shared, &reply, files, bytes),
             Job::Clear(reply) => clear(shared, &reply),
         }
@@ -87,6 +89,7 @@ fn missing(state: &mut State, draft: &Draft, node: &Node) -> Option<Key> {
 
 fn handle(shared: &Shared, pace: &mut Pace, mut draft: Draft) {
     let (key, node) = (draft.key, draft.node());
+    open::prepare_again(shared);
     let verdict = {
         let mut state = shared.lock();
         let pinned = state.index.get(&key).is_some_and(|entry| entry.pins > 0);
@@ -130,9 +133,11 @@ fn write(shared: &Shared, pace: &mut Pace, draft: &mut Draft, node: Node) -> Res
     let name = draft.key.hex() + ENDING;
     let (path, temporary) = (shared.path(&name), shared.path(&(draft.key.hex() + TEMPORARY)));
     let replaces = shared.lock().index.get(&draft.key).is_some();
-    if !replaces && shared.files.len(&path).is_ok() {
-        let why = format!("{} is in the way and not a file of Hearth's cache", path.display());
-        return Err(Trouble::Refused(why));
+    if !replaces {
+        clear_way(shared, &path, &name)?;
+    }
+    if !shared.lock().index.is_reachable(&node) {
+        return Err(Trouble::Refused("the blocks before it are not on disk".to_owned()));
     }
     let head = draft.header.encode().len() as u64;
     let size = head + draft.header.payload();
@@ -189,6 +194,28 @@ fn write(shared: &Shared, pace: &mut Pace, draft: &mut Draft, node: Node) -> Res
     durable
 }
 
+/// Removes what is under a new file's name, if it is Hearth's: damaged, or of another format version.
+fn clear_way(shared: &Shared, path: &Path, name: &str) -> Result<(), Trouble> {
+    let files = shared.files.as_ref();
+    let seen = match files.len(path).and_then(|length| format::look(files, path, name, length)) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        // Not a regular file, or not to be read.
+        Err(_) => Seen::Foreign,
+        Ok(seen) => seen,
+    };
+    let refused = |why: &str| Err(Trouble::Refused(format!("{} is in the way and {why}", path.display())));
+    if let Seen::Foreign = seen {
+        return refused("not a file of Hearth's cache");
+    }
+    let counted = {
+        let mut state = shared.lock();
+        state.counts.corrupt += u64::from(matches!(seen, Seen::Damaged(_)));
+        shared.take_out(&mut state, &[Key::of_name(name)])
+    };
+    let gone = if counted.is_empty() { shared.remove_file(name) } else { shared.unlink(counted).0 > 0 };
+    if gone { Ok(()) } else { refused("cannot be removed") }
+}
+
 /// Shorter blocks at the same place that a new one takes the place of.
 fn superseded(state: &mut State, node: &Node) -> Vec<Key> {
     let mut shorter = state.index.shorter(&node.parent, &node.tokens);
@@ -201,7 +228,8 @@ fn superseded(state: &mut State, node: &Node) -> Vec<Key> {
 
 /// The temporary file, durable.
 fn contents(shared: &Shared, pace: &mut Pace, draft: &mut Draft, head: u64) -> Result<(), Trouble> {
-    let temporary = shared.path(&(draft.key.hex() + TEMPORARY));
+    let name = draft.key.hex() + TEMPORARY;
+    let temporary = shared.path(&name);
     let made = shared.files.create(&temporary).or_else(|e| {
         if e.kind() != io::ErrorKind::NotFound {
             return Err(e);
@@ -210,7 +238,12 @@ fn contents(shared: &Shared, pace: &mut Pace, draft: &mut Draft, head: u64) -> R
         shared.files.make_dir(&shared.options.dir)?;
         shared.files.create(&temporary)
     });
-    let mut out = made.map_err(|e| Trouble::Disk("make files", e))?;
+    let mut out = made.map_err(|e| match format::may_go(shared.files.as_ref(), &temporary, &name) {
+        Ok(false) if e.kind() == io::ErrorKind::AlreadyExists => {
+            Trouble::Refused(format!("{} is in the way and not a file of Hearth's cache", temporary.display()))
+        }
+        _ => Trouble::Disk("make files", e),
+    })?;
     // The header is known once all layers went by; until then the file only says whose it is.
     let mut start = MAGIC.to_vec();
     start.resize(head as usize, 0);
@@ -270,6 +303,7 @@ fn flushed(shared: &Shared, reply: &Sender<Flushed>, files: u64, bytes: u64) {
     for draft in parked {
         settle(shared, &draft.key, draft.bytes, Err("the blocks before it were not handed over".to_owned()));
     }
+    open::prepare_again(shared);
     let mut state = shared.lock();
     let mut reasons: BTreeMap<String, (usize, u64)> = BTreeMap::new();
     for (bytes, why) in std::mem::take(&mut state.unwritten).into_values() {
@@ -288,6 +322,7 @@ fn flushed(shared: &Shared, reply: &Sender<Flushed>, files: u64, bytes: u64) {
 }
 
 fn clear(shared: &Shared, reply: &Sender<Cleared>) {
+    open::prepare_again(shared);
     let taken = {
         let mut state = shared.lock();
         let keys = state.index.keys();

@@ -1,13 +1,15 @@
 //! Damaged files are a miss and gone; files that are not Hearth's stay as they are.
 
 use super::support::*;
-use crate::disk::files::{Files, System};
+use crate::disk::files::{Files, Listed, Output, System};
 use crate::disk::format::{self, Header, Kind, Layer, MAGIC, Seen, VERSION};
 use crate::disk::{Disk, Namespace};
+use hearth_core::stats::SsdState;
 use proptest::prelude::*;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{fs, io};
 
 /// Numbers that look random and are the same in every run.
 struct Dice(u64);
@@ -55,14 +57,15 @@ fn scarred(place: &Place, path: &Path, dice: &mut Dice, damage: impl Fn(&mut Dic
     fs::write(path, bytes).unwrap();
     // The other one is only there to have a type: it cannot lock the folder.
     let disk = place.open();
-    assert_eq!(disk.writer.is_some(), open);
+    assert_eq!(disk.shared.lock().prepared, open);
     disk
 }
 
 #[test]
 fn any_flipped_bit_is_found() {
     damaged(200, |dice, bytes| {
-        let at = if dice.below(3) == 0 { dice.below(64) } else { dice.below(bytes.len()) };
+        // Without its magic it would not be Hearth's.
+        let at = 8 + if dice.below(3) == 0 { dice.below(56) } else { dice.below(bytes.len() - 8) };
         bytes[at] ^= 1 << dice.below(8);
     });
 }
@@ -71,7 +74,7 @@ fn any_flipped_bit_is_found() {
 fn any_missing_end_is_found() {
     damaged(80, |dice, bytes| {
         let length = if dice.below(3) == 0 { dice.below(32) } else { dice.below(bytes.len()) };
-        bytes.truncate(length);
+        bytes.truncate(length.max(8));
     });
 }
 
@@ -91,6 +94,11 @@ fn files_of_others_are_neither_counted_nor_touched() {
         (format!("{key}.hearthkv"), b"its very name, but not its magic".to_vec()),
         (format!("{key}.hearthkv.tmp"), b"somebody's".to_vec()),
         ("x.hearthkv.tmp".to_owned(), MAGIC[..4].to_vec()),
+        ("magic.hearthkv".to_owned(), [&MAGIC[..], &[0; 100]].concat()),
+        (format!("{}.hearthkv", ns.block(&ns.root(), &[1]).hex()), Vec::new()),
+        (format!("{}.hearthkv", ns.block(&ns.root(), &[2]).hex()), MAGIC[..7].to_vec()),
+        (format!("{}.hearthkv", ns.block(&ns.root(), &[3]).hex()), [&b"hEARTHKV"[..], &[0; 100]].concat()),
+        (format!("{}.hearthkv.tmp", ns.block(&ns.root(), &[4]).hex()), [&[0; 100][..], b"x"].concat()),
         ("big".to_owned(), vec![b'x'; 100_000]),
     ];
     for (name, bytes) in &others {
@@ -103,6 +111,12 @@ fn files_of_others_are_neither_counted_nor_touched() {
     store(&disk, &ns, &talk(1, 0, 256), STRIPS);
     let failed = disk.flush().recv().unwrap().failed;
     assert!(failed[0].contains("in the way"), "{failed:?}");
+    for i in 1..5 {
+        store(&disk, &ns, &[i], STRIPS);
+        let failed = disk.flush().recv().unwrap().failed;
+        assert!(failed[0].contains("in the way"), "{i}: {failed:?}");
+    }
+    assert_eq!((disk.stats().state, disk.stats().corrupt), (SsdState::Ready, 0));
     for i in 2..8 {
         keep(&disk, &ns, &talk(i, 0, 512), STRIPS);
     }
@@ -133,7 +147,7 @@ fn old_formats_and_other_models_count_and_go_by_age() {
     let place = Place::new(4 * size as u64);
     let dir = place.dir.path();
     let old: Vec<PathBuf> = (0..6)
-        .map(|i| of_version(dir, &format!("v{i}.hearthkv"), VERSION + 1 - 2 * (i % 2), size, 1000 + u64::from(i)))
+        .map(|i| of_version(dir, &format!("{i:064x}.hearthkv"), VERSION + 1 - 2 * (i % 2), size, 1000 + u64::from(i)))
         .collect();
     // Over the cap at the start: the oldest go.
     let disk = place.open();
@@ -236,6 +250,135 @@ fn a_header_is_read_back_as_it_was_written() {
         }
         fs::rename(dir.path().join(&name), dir.path().join("copy")).unwrap();
         let copy = format::look(&System, &dir.path().join("copy"), "copy", length).unwrap();
-        assert!(matches!(copy, Seen::Other), "under another name it is not read, but counts");
+        assert!(matches!(copy, Seen::Foreign), "under a name that is none of Hearth's it may be anybody's");
     }
+}
+
+/// The real file system, but files end at `end`, whatever their length was said to be.
+struct Ending(usize);
+
+impl Files for Ending {
+    fn make_dir(&self, dir: &Path) -> io::Result<()> {
+        System.make_dir(dir)
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<Listed>> {
+        System.list(dir)
+    }
+    fn len(&self, path: &Path) -> io::Result<u64> {
+        System.len(path)
+    }
+    fn read(&self, path: &Path, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        if offset as usize + buffer.len() > self.0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        System.read(path, offset, buffer)
+    }
+    fn create(&self, path: &Path) -> io::Result<Box<dyn Output>> {
+        System.create(path)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        System.rename(from, to)
+    }
+    fn sync_dir(&self, _: &Path) -> io::Result<()> {
+        Ok(())
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        System.remove(path)
+    }
+    fn touch(&self, path: &Path, time: SystemTime) -> io::Result<()> {
+        System.touch(path, time)
+    }
+}
+
+#[test]
+fn a_file_that_ends_while_it_is_looked_at_goes_only_if_it_began_as_ours() {
+    let (place, ns) = (Place::new(1 << 20), space("a"));
+    let dir = place.dir.path();
+    let named = |i: u32| dir.join(ns.block(&ns.root(), &[i]).hex() + ".hearthkv");
+    let (foreign, ours) = (named(1), named(2));
+    let all = [dir.join("notes.txt"), dir.join("state.hearthkv"), foreign.clone(), ours.clone()];
+    for end in [0, 7, 8, 16, 63] {
+        all[..3].iter().for_each(|path| fs::write(path, [b'x'; 64]).unwrap());
+        fs::write(&ours, [&MAGIC[..], &[1; 56]].concat()).unwrap();
+        let disk = Disk::open_with(place.options.clone(), Arc::new(Ending(end)));
+        assert!(all[..3].iter().all(|path| path.exists()), "end {end}");
+        assert_eq!(ours.exists(), end < 8, "end {end}");
+        assert_eq!((disk.stats().corrupt, disk.stats().files), (usize::from(end >= 8) as u64, 0), "end {end}");
+    }
+}
+
+#[test]
+fn what_took_the_place_of_a_file_of_ours_stays() {
+    let (place, ns) = (Place::new(2 * block_bytes(256)), space("a"));
+    let disk = place.open();
+    keep(&disk, &ns, &talk(1, 0, 256), STRIPS);
+    let path = place.dir.path().join(&place.names()[0]);
+    fs::write(&path, "somebody's").unwrap();
+    for i in 2..6 {
+        keep(&disk, &ns, &talk(i, 0, 256), STRIPS);
+    }
+    disk.clear().recv().unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"somebody's");
+    assert_eq!((disk.stats().bytes, disk.stats().files), (0, 0));
+}
+
+#[test]
+fn files_under_each_others_names_are_damaged() {
+    let (place, ns) = (Place::new(1 << 20), space("a"));
+    let disk = place.open();
+    let (a, b) = (talk(1, 0, 256), talk(2, 0, 256));
+    let path = |tokens: &[u32]| place.dir.path().join(ns.block(&ns.root(), tokens).hex() + ".hearthkv");
+    let swap = || {
+        keep(&disk, &ns, &a, STRIPS);
+        keep(&disk, &ns, &b, STRIPS);
+        let other = place.dir.path().join("other");
+        fs::rename(path(&a), &other).unwrap();
+        fs::rename(path(&b), path(&a)).unwrap();
+        fs::rename(&other, path(&b)).unwrap();
+    };
+    // While it runs: found when it is read.
+    swap();
+    assert_eq!((read(&disk, &ns, &talk(1, 0, 257), STRIPS), read(&disk, &ns, &talk(2, 0, 257), STRIPS)), (0, 0));
+    assert_eq!((disk.stats().corrupt, place.names().len()), (2, 0));
+    // Before a start.
+    swap();
+    drop(disk);
+    let disk = place.open();
+    assert_eq!((disk.stats().corrupt, disk.stats().files, place.names().len()), (2, 0, 0));
+    keep(&disk, &ns, &a, STRIPS);
+    assert_eq!(read(&disk, &ns, &talk(1, 0, 257), STRIPS), 256);
+}
+
+#[test]
+fn what_vanished_or_was_cut_is_written_again() {
+    let (place, ns) = (Place::new(1 << 30), space("a"));
+    let (disk, tokens) = (place.open(), talk(1, 0, 600));
+    keep(&disk, &ns, &tokens, BOTH);
+    assert_eq!(disk.plan(&ns, &tokens, 0, BOTH).pieces.len(), 0);
+    for name in place.names() {
+        fs::remove_file(place.dir.path().join(name)).unwrap();
+    }
+    keep(&disk, &ns, &tokens, BOTH);
+    assert_eq!((place.names().len(), disk.stats().corrupt), (4, 0));
+    assert_eq!(disk.stats().bytes, folder_bytes(place.dir.path()));
+    for name in place.names() {
+        let file = fs::OpenOptions::new().write(true).open(place.dir.path().join(name)).unwrap();
+        file.set_len(100).unwrap();
+    }
+    keep(&disk, &ns, &tokens, BOTH);
+    assert_eq!((place.names().len(), disk.stats().corrupt), (4, 4));
+    assert_eq!(disk.stats().bytes, folder_bytes(place.dir.path()));
+    assert_eq!(read(&disk, &ns, &talk(1, 0, 601), BOTH), 600);
+}
+
+#[test]
+fn a_file_of_another_version_makes_way() {
+    let (place, ns) = (Place::new(1 << 20), space("a"));
+    let name = ns.block(&ns.root(), &[1]).hex() + ".hearthkv";
+    of_version(place.dir.path(), &name, VERSION + 1, 500, 1000);
+    let disk = place.open();
+    assert_eq!((disk.stats().files, disk.stats().bytes), (1, 500));
+    keep(&disk, &ns, &[1], STRIPS);
+    assert_eq!((disk.stats().files, disk.stats().bytes), (1, folder_bytes(place.dir.path())));
+    assert_eq!(read(&disk, &ns, &[1, 2], STRIPS), 1);
 }

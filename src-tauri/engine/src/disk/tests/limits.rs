@@ -113,7 +113,8 @@ fn a_second_process_runs_without_the_tier() {
     let (place, ns) = (Place::new(1 << 20), space("a"));
     let first = place.open();
     keep(&first, &ns, &talk(1, 0, 300), STRIPS);
-    let second = place.open();
+    let options = DiskOptions { retry: Duration::from_secs(3600), ..place.options.clone() };
+    let second = Disk::open(options);
     let stats = second.stats();
     let message = stats.message.unwrap();
     assert_eq!(stats.state, SsdState::Failed);
@@ -159,7 +160,9 @@ fn a_full_disk_stops_writing_until_there_is_space() {
     assert_eq!((stats.state, stats.bytes, disk.backlog()), (SsdState::Failed, used, 0));
     assert_eq!(folder_bytes(place.dir.path()), used, "nothing is left of the attempt");
     assert_eq!(read(&disk, &ns, &talk(1, 0, 301), STRIPS), 300, "what is there is read");
-    // Until it is time to try again there is not even an attempt.
+    // Until it is time to try again, which a flush makes it, there is not even an attempt.
+    store(&disk, &ns, &talk(2, 0, 600), STRIPS);
+    settled(&disk);
     let creates = place.files.control.lock().unwrap().creates;
     assert!(disk.plan(&ns, &talk(2, 0, 600), 0, STRIPS).pieces.is_empty());
     assert_eq!(disk.plan(&ns, &talk(1, 0, 300), 0, STRIPS).ticket.progress(), Progress::Durable);
@@ -234,4 +237,112 @@ fn a_small_tmpfs_fills_up() {
     if let Err(cause) = outcome {
         std::panic::resume_unwind(cause);
     }
+}
+
+#[test]
+fn the_second_takes_over_when_the_first_is_gone() {
+    let (place, ns) = (Place::new(1 << 20), space("a"));
+    let first = place.open();
+    keep(&first, &ns, &talk(1, 0, 300), STRIPS);
+    let later = DiskOptions { retry: Duration::from_secs(3600), ..place.options.clone() };
+    let (asked, waiting) = (Disk::open(later.clone()), Disk::open(later));
+    let soon = place.open();
+    assert_eq!(asked.flush().recv().unwrap().files, 0);
+    assert!(asked.stats().message.is_some_and(|m| m.contains("another Hearth")));
+    drop(first);
+    // Not before its time, unless it is asked to.
+    assert_eq!(read(&asked, &ns, &talk(1, 0, 301), STRIPS), 0);
+    waiting.retry_now();
+    drop(waiting);
+    assert_eq!(asked.stats().state, SsdState::Failed);
+    asked.flush().recv().unwrap();
+    assert_eq!((asked.stats().state, asked.stats().message), (SsdState::Ready, None));
+    assert_eq!(read(&asked, &ns, &talk(1, 0, 301), STRIPS), 300, "what was there was looked through");
+    keep(&asked, &ns, &talk(2, 0, 300), STRIPS);
+    drop(asked);
+    // By itself, with whatever comes next.
+    keep(&soon, &ns, &talk(3, 0, 300), STRIPS);
+    assert_eq!(soon.stats().state, SsdState::Ready);
+    assert_eq!((1..4).map(|i| read(&soon, &ns, &talk(i, 0, 301), STRIPS)).collect::<Vec<_>>(), [300; 3]);
+}
+
+#[test]
+fn a_search_is_enough_to_try_the_lock_again() {
+    let (place, ns) = (Place::new(1 << 20), space("a"));
+    let first = place.open();
+    keep(&first, &ns, &talk(1, 0, 300), STRIPS);
+    let second = place.open();
+    drop(first);
+    assert_eq!(read(&second, &ns, &talk(1, 0, 301), STRIPS), 0, "it is only asked for");
+    settled(&second);
+    assert_eq!(read(&second, &ns, &talk(1, 0, 301), STRIPS), 300);
+}
+
+#[test]
+fn a_flush_or_a_clearing_tries_again_at_once() {
+    let mut place = Place::new(1 << 20);
+    place.options.retry = Duration::from_secs(3600);
+    let (disk, ns) = (place.open(), space("a"));
+    for clears in [false, true] {
+        place.files.set(|control| control.refuse = Some(ErrorKind::PermissionDenied));
+        store(&disk, &ns, &[1], STRIPS);
+        settled(&disk);
+        place.files.set(|control| control.refuse = None);
+        assert!(disk.plan(&ns, &[1], 0, STRIPS).pieces.is_empty());
+        if clears {
+            disk.clear().recv().unwrap();
+        } else {
+            disk.flush().recv().unwrap();
+        }
+        keep(&disk, &ns, &[1], STRIPS);
+        assert_eq!(disk.stats().state, SsdState::Ready);
+        disk.clear().recv().unwrap();
+    }
+}
+
+#[test]
+fn the_locks_file_is_no_way_to_other_files() {
+    let (place, ns) = (Place::new(1 << 20), space("a"));
+    let lock = place.dir.path().join("hearth-cache.lock");
+    let target = place.dir.path().join("target");
+    std::fs::write(&target, "precious").unwrap();
+    std::os::unix::fs::symlink(&target, &lock).unwrap();
+    {
+        let disk = place.open();
+        let message = disk.stats().message.unwrap();
+        assert!(message.contains("hearth-cache.lock is not a regular file: remove it"), "{message}");
+        store(&disk, &ns, &[1], STRIPS);
+        assert!(!disk.flush().recv().unwrap().failed.is_empty());
+        assert_eq!(place.names().len(), 0, "nothing is written without the lock");
+    }
+    assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
+    std::fs::remove_file(&lock).unwrap();
+    for (before, stays) in [("somebody's notes", true), ("12 34", true), ("", false), ("4294", false)] {
+        std::fs::write(&lock, before).unwrap();
+        let disk = place.open();
+        assert_eq!(disk.stats().state, SsdState::Ready);
+        let own = std::process::id().to_string();
+        assert_eq!(std::fs::read_to_string(&lock).unwrap(), if stays { before } else { &own });
+        assert!(place.open().stats().message.is_some_and(|m| m.contains("another Hearth")));
+    }
+}
+
+#[test]
+fn a_folder_that_was_made_anew_is_locked_anew() {
+    let (place, ns) = (Place::new(1 << 20), space("a"));
+    let first = place.open();
+    keep(&first, &ns, &talk(1, 0, 300), STRIPS);
+    std::fs::remove_dir_all(place.dir.path()).unwrap();
+    keep(&first, &ns, &talk(1, 0, 300), STRIPS);
+    assert_eq!(place.names().len(), 2);
+    let second = place.open();
+    assert!(second.stats().message.is_some_and(|m| m.contains("another Hearth")));
+    // And the other way round.
+    drop(second);
+    std::fs::remove_dir_all(place.dir.path()).unwrap();
+    let second = place.open();
+    store(&first, &ns, &talk(1, 0, 300), STRIPS);
+    let failed = first.flush().recv().unwrap().failed;
+    assert!(failed.iter().any(|why| why.contains("another Hearth")), "{failed:?}");
+    keep(&second, &ns, &talk(1, 0, 300), STRIPS);
 }

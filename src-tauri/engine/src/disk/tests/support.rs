@@ -85,6 +85,19 @@ pub fn keep(disk: &Disk, ns: &Namespace, tokens: &[u32], parts: Parts) {
     assert_eq!(disk.flush().recv().unwrap().failed, Vec::<String>::new());
 }
 
+/// Waits for the writer without asking it to try again what failed.
+pub fn settled(disk: &Disk) {
+    for _ in 0..10_000 {
+        let state = disk.shared.lock();
+        if state.in_flight.is_empty() && state.queue.is_empty() && !state.preparing {
+            return;
+        }
+        drop(state);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("the writer does not come to an end");
+}
+
 /// Restores and compares every byte; the length of the prefix, or what the tier said.
 pub fn restore(disk: &Disk, ns: &Namespace, prompt: &[u32], parts: Parts, found: Found) -> Result<usize, String> {
     let (tokens, room) = (found.tokens(), found.tokens() + 7);
