@@ -268,6 +268,8 @@ impl Worker<'_> {
             };
             return drop(reply.send(CacheFlush { failed, ..CacheFlush::default() }));
         };
+        // Whoever asks for a flush may just have made room for it.
+        disk.retry_now();
         let written_before = disk.stats().written;
         // What is on its way already counts as well.
         let on_its_way = self.spilling.queue.iter().chain(&self.spilling.settling).map(|spill| spill.number);
