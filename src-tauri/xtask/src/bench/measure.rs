@@ -1,7 +1,7 @@
 //! One measurement of one contestant, and the rounds in which contestants take turns.
 
 use super::Prompts;
-use super::report::{Against, Row, Samples, Target, median};
+use super::report::{Against, Row, Samples, Target};
 use crate::server::{Server, free_port};
 use crate::venv::Venv;
 use crate::workspace::Workspace;
@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 /// Indices of the contestants in [`Samples`].
 pub const HEARTH: usize = 0;
 pub const DENSE: usize = 2;
+/// Pairs of engine and server for each round of the others, where their times differ by little.
+const PAIRS: usize = 4;
 
 /// All that is needed to measure.
 pub struct Contest {
@@ -50,11 +52,20 @@ impl Contest {
         &self,
         title: &str,
         who: &[usize],
+        once: impl FnMut(usize, usize) -> Result<T>,
+    ) -> Result<Vec<(usize, T)>> {
+        Self::so_many_rounds(self.runs, title, who, once)
+    }
+
+    fn so_many_rounds<T>(
+        runs: usize,
+        title: &str,
+        who: &[usize],
         mut once: impl FnMut(usize, usize) -> Result<T>,
     ) -> Result<Vec<(usize, T)>> {
         let mut kept = Vec::new();
-        for round in 0..=self.runs {
-            eprintln!("  {title}: {}", if round == 0 { "warm-up".into() } else { format!("{round} of {}", self.runs) });
+        for round in 0..=runs {
+            eprintln!("  {title}: {}", if round == 0 { "warm-up".into() } else { format!("{round} of {runs}") });
             for turn in 0..who.len() {
                 let contestant = who[(turn + round) % who.len()];
                 let value = once(contestant, round)?;
@@ -245,16 +256,19 @@ impl Contest {
             number += 1;
         }
         let file = prompts.file(ws, super::MEDIUM, number)?;
-        let times = self.rounds("server overhead", &[0, 1], |side, _| {
+        // Two per cent are less than what a busy moment does to either side: many pairs, each of one moment.
+        let times = Self::so_many_rounds(PAIRS * self.runs, "server overhead", &[0, 1], |side, _| {
             Ok(if side == 0 {
                 1.0 / self.generate(HEARTH, &self.quantized, &file, count)?.decode
             } else {
                 stream(server.address, &texts[number], count)?.per_token
             })
         })?;
-        let of = |side| times.iter().filter(|(s, _)| *s == side).map(|(_, t)| *t).collect::<Vec<f64>>();
-        let (engine, served) = (median(&of(0)).context("no rounds")?, median(&of(1)).context("no rounds")?);
-        let samples = Samples([vec![served / engine - 1.0], Vec::new(), Vec::new()]);
+        let overheads = times.chunks_exact(2).map(|pair| {
+            let of = |side| pair.iter().find(|(s, _)| *s == side).map(|(_, time)| *time);
+            Ok(of(1).context("a pair without the server")? / of(0).context("a pair without the engine")? - 1.0)
+        });
+        let samples = Samples([overheads.collect::<Result<_>>()?, Vec::new(), Vec::new()]);
         Ok(samples.row("server overhead per token", "share", Target::AtMost(0.02), Against::Nothing))
     }
 }
