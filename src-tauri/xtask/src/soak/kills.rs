@@ -19,12 +19,14 @@ const PROMPTS: usize = 12;
 const CLIENTS: usize = 3;
 /// Tokens of an answer.
 const ANSWER: usize = 12;
-/// Memory for three or four of the prompts, and a disk for about ten: there is always something to evict.
-const RAM: &str = "60MB";
-const SSD: u64 = 200_000_000;
-/// A run lasts between these, after its first answer.
-const SHORTEST: u64 = 50;
-const LONGEST: u64 = 2500;
+/// Memory for two or three of the prompts, and a disk for about six: there is always something to evict.
+const RAM: &str = "32MB";
+const SSD: u64 = 60_000_000;
+/// The kill comes after up to so many bytes of a run are written, and so many milliseconds into the next file.
+const WRITTEN: u64 = 50_000_000;
+const LATEST: u64 = 300;
+/// For this long that is waited for.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What is needed.
 pub struct Kills<'a> {
@@ -36,6 +38,16 @@ pub struct Kills<'a> {
     pub home: PathBuf,
     /// How many.
     pub count: usize,
+}
+
+/// When a server is killed.
+struct When {
+    /// After so many bytes were written and another file was begun,
+    written: u64,
+    /// so much later.
+    after: Duration,
+    /// Whether a flush is asked for meanwhile.
+    flush: bool,
 }
 
 /// A repeatable stream of numbers.
@@ -77,9 +89,9 @@ impl Kills<'_> {
             let mut server =
                 self.start(&["--cache-ram", RAM, "--cache-ssd", &SSD.to_string(), "--cache-idle", "1"], stop)?;
             self.look(&mut seen).with_context(|| format!("after {kill} kills"))?;
-            let after = Duration::from_millis(SHORTEST + dice.roll(LONGEST - SHORTEST));
-            let flush = dice.roll(2) == 0;
-            self.ask_until(&mut server, &expected, &mut seen, after, flush, dice.roll(1 << 20))
+            let after = Duration::from_millis(dice.roll(LATEST));
+            let when = When { written: dice.roll(WRITTEN), after, flush: dice.roll(2) == 0 };
+            self.ask_until(&mut server, &expected, &mut seen, &when, dice.roll(1 << 20))
                 .with_context(|| format!("after {kill} kills"))?;
             seen.leftovers += self.files()?.iter().filter(|(name, _)| is_temporary(name)).count();
             seen.most = seen.most.max(self.bytes()?);
@@ -142,8 +154,7 @@ impl Kills<'_> {
         server: &mut Server,
         expected: &[Value],
         seen: &mut Seen,
-        after: Duration,
-        flush: bool,
+        when: &When,
         seed: u64,
     ) -> Result<()> {
         let (killed, answers, address) = (AtomicBool::new(false), AtomicU64::new(0), server.address);
@@ -167,17 +178,19 @@ impl Kills<'_> {
                 })
                 .collect();
             let started = Instant::now();
-            while answers.load(Ordering::Relaxed) == 0
-                && started.elapsed() < Duration::from_secs(120)
-                && !clients.iter().any(|client| client.is_finished())
-            {
+            let failed = || clients.iter().any(|client| client.is_finished());
+            while answers.load(Ordering::Relaxed) == 0 && !failed() && started.elapsed() < 4 * PATIENCE {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            let flush = flush.then(|| {
+            let flush = when.flush.then(|| {
                 let mut cmd = self.hearth();
                 cmd.args(["cache", "flush"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
             });
-            std::thread::sleep(after);
+            let started = Instant::now();
+            while !failed() && started.elapsed() < PATIENCE && !self.writes(address, when.written)? {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            std::thread::sleep(when.after);
             let hits = stats(address).map(|stats| stats["cache"]["ssd"]["hits"].as_u64().unwrap_or(0));
             killed.store(true, Ordering::Relaxed);
             server.kill()?;
@@ -195,6 +208,12 @@ impl Kills<'_> {
         }
         seen.answers.fetch_add(answers.into_inner(), Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Whether this many bytes are written and another file is in the making.
+    fn writes(&self, server: SocketAddr, bytes: u64) -> Result<bool> {
+        let written = stats(server)?["cache"]["ssd"]["written"].as_u64().context("no written bytes in /stats")?;
+        Ok(written >= bytes && self.files()?.iter().any(|(name, _)| is_temporary(name)))
     }
 
     /// The folder right after a start.
@@ -217,7 +236,10 @@ impl Kills<'_> {
         let mut files = Vec::new();
         for file in listed {
             let file = file?;
-            files.push((file.file_name().to_string_lossy().into_owned(), file.metadata()?.len()));
+            // One may go while we look.
+            if let Ok(meta) = file.metadata() {
+                files.push((file.file_name().to_string_lossy().into_owned(), meta.len()));
+            }
         }
         Ok(files)
     }
@@ -234,8 +256,8 @@ fn is_temporary(name: &str) -> bool {
 /// Prompt `number`: a beginning that four have in common, and an end of its own.
 fn prompt(number: usize) -> String {
     let line = |n: usize| format!("Story {n} is about the number {}, and about {} ships. ", n * 37, n % 7 + 2);
-    let shared: String = (0..18).map(|i| line(number % 3 * 100 + i)).collect();
-    let own: String = (0..8).map(|i| line(1000 + number * 50 + i)).collect();
+    let shared: String = (0..8).map(|i| line(number % 3 * 100 + i)).collect();
+    let own: String = (0..4).map(|i| line(1000 + number * 50 + i)).collect();
     shared + &own
 }
 
