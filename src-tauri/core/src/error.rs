@@ -80,7 +80,9 @@ pub enum EngineError {
         limit: usize,
     },
     /// The prompt is so long that counting its tokens is not worth while (400 `context_length_exceeded`).
-    #[error("the prompt has {bytes} bytes, which are {least} tokens or more, and the context limit is {limit}; shorten the prompt")]
+    #[error(
+        "the prompt has {bytes} bytes, which are {least} tokens or more, and the context limit is {limit}; shorten the prompt"
+    )]
     PromptTooLong {
         /// Prompt length in bytes.
         bytes: usize,
