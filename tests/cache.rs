@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 use support::{Place, Server, golden, starter};
 use tempfile::TempDir;
@@ -560,7 +560,9 @@ fn killed_in_the_middle_of_writing_it_starts_again() {
             hits += u64::from(got.cached > 0);
         }
         assert_eq!(ssd(&server)["corrupt"], 0, "kill {kill}: nothing half-written has a name");
-        let mut flush = server.place.hearth(&["cache", "flush"]).stdout(std::process::Stdio::null()).spawn().unwrap();
+        // It ends with the server, whatever it says.
+        let mut flush = server.place.hearth(&["cache", "flush"]);
+        let mut flush = flush.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(5 + kill * 17));
         drop(server);
         let _ = flush.wait();
