@@ -1,6 +1,6 @@
 //! The prompt cache on disk: state of prompts in files, named after the tokens it was computed from.
 //!
-//! Trimmable state (keys and values) is kept in blocks of 256 tokens, all layers of a block in one file, the last
+//! Trimmable state (keys and values) is kept in blocks of 32 tokens, all layers of a block in one file, the last
 //! block as short as it is; a block's name is a hash of the name before it and its own tokens, so that what many
 //! prompts begin with is there once. Untrimmable state is kept as snapshots. A [`Disk`] is a handle: searching and
 //! planning take microseconds, a thread writes, and each restore has a thread of its own. Nothing here knows MLX:
@@ -27,7 +27,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use key::{BLOCK, Namespace};
+pub use key::Namespace;
 pub use plan::{Piece, Plan, Progress, Ticket};
 pub use restore::{Found, RestoreEvent};
 
@@ -86,12 +86,15 @@ pub struct DiskOptions {
     pub rate: u64,
     /// How long writing is not tried again after it failed.
     pub retry: Duration,
+    /// Tokens of a full block, at most 256. Prompts share whole blocks only: what the last shared one holds of their
+    /// own is stored for each. Longer blocks are fewer files.
+    pub block: usize,
 }
 
 impl DiskOptions {
     /// The defaults for this folder and cap.
     pub fn new(dir: impl Into<PathBuf>, cap: u64) -> Self {
-        DiskOptions { dir: dir.into(), cap, rate: 48_000_000, retry: Duration::from_secs(30) }
+        DiskOptions { dir: dir.into(), cap, rate: 48_000_000, retry: Duration::from_secs(30), block: 32 }
     }
 }
 
@@ -181,7 +184,7 @@ impl Disk {
                 state.queue.push_back(Job::Prepare);
                 self.shared.wake.notify_one();
             }
-            state.index.find(namespace, prompt, parts)?
+            state.index.find(namespace, prompt, parts, self.shared.options.block)?
         };
         (path.tokens > longer_than).then(|| Found::new(Arc::clone(&self.shared), path))
     }

@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 /// Raised when the meaning or the layout of a cached state changes.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// Bytes of each sample of a weight file.
 const SAMPLE: u64 = 4096;
 /// Samples of each weight file, evenly spread.

@@ -7,7 +7,7 @@
 //! bytes (8); BLAKE3 of all this (32). Each layer has a hash of its own, so that it can be used as soon as it is read.
 
 use super::files::Files;
-use super::key::{BLOCK, Key, Namespace};
+use super::key::{Key, MOST, Namespace};
 use std::io;
 use std::path::Path;
 
@@ -76,7 +76,7 @@ pub struct Header {
     pub namespace: Namespace,
     /// Key of the full block before it.
     pub parent: Key,
-    /// Tokens before it: a multiple of 256.
+    /// Tokens before it.
     pub start: u32,
     /// Shortest prefix that may be continued from it.
     pub min_reusable: u32,
@@ -191,7 +191,7 @@ impl Header {
 
     fn is_sound(&self) -> bool {
         let block = self.kind == Kind::Block;
-        let lengths = if block { 1..=BLOCK } else { 0..=BLOCK - 1 };
+        let lengths = if block { 1..=MOST } else { 0..=MOST - 1 };
         let whole = |array: &Array| match array.dims[..] {
             // heads · width · tokens
             [heads, width] if block => {
@@ -201,8 +201,7 @@ impl Header {
             _ => !block,
         };
         lengths.contains(&self.tokens.len())
-            && (self.start as usize).is_multiple_of(BLOCK)
-            && self.start.checked_add(BLOCK as u32).is_some()
+            && self.start.checked_add(MOST as u32).is_some()
             && !self.layers.is_empty()
             && (self.start > 0 || self.parent == self.namespace.root())
             && self.layers.iter().flat_map(|layer| &layer.arrays).all(whole)

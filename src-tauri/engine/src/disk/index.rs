@@ -2,7 +2,7 @@
 
 use super::Parts;
 use super::format::{Header, Kind};
-use super::key::{BLOCK, Key, Namespace};
+use super::key::{Key, Namespace};
 use super::trie::Trie;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -59,8 +59,8 @@ impl Node {
 impl Entry {
     /// Of two files used at the same time the higher rank goes first: what leads somewhere stays longer than
     /// where it leads.
-    fn rank(&self) -> Reverse<u32> {
-        Reverse(self.node.as_ref().map_or(0, |n| n.start / BLOCK as u32 * 2 + u32::from(n.kind == Kind::Snapshot)))
+    fn rank(&self) -> Reverse<(u32, bool)> {
+        Reverse(self.node.as_ref().map_or((0, false), |n| (n.start, n.kind == Kind::Snapshot)))
     }
 }
 
@@ -100,7 +100,7 @@ impl Path {
 pub struct Index {
     entries: HashMap<Key, Entry>,
     below: HashMap<Key, Below>,
-    order: BTreeSet<(u64, Reverse<u32>, Key)>,
+    order: BTreeSet<(u64, Reverse<(u32, bool)>, Key)>,
     bytes: u64,
     /// Nodes that searches looked at: the measure of their cost.
     pub steps: usize,
@@ -241,8 +241,8 @@ impl Index {
     }
 
     /// The longest prefix of `prompt` that leaves at least one token to compute and that can be continued with
-    /// state of these parts.
-    pub fn find(&mut self, namespace: &Namespace, prompt: &[u32], parts: Parts) -> Option<Path> {
+    /// state of these parts. `block` is the length of a full block.
+    pub fn find(&mut self, namespace: &Namespace, prompt: &[u32], parts: Parts, block: usize) -> Option<Path> {
         let limit = prompt.len().checked_sub(1)?;
         let (mut at, mut parent, mut blocks) = (0, namespace.root(), Vec::new());
         let (mut least, mut layout) = (0, None);
@@ -250,7 +250,7 @@ impl Index {
         let mut best: Option<(usize, usize, Option<Key>, Option<Key>)> = None;
         loop {
             self.steps += 1;
-            let rest = &prompt[at..limit.min(at + BLOCK)];
+            let rest = &prompt[at..limit.min(at + block)];
             let mut partial = None;
             if let Some(below) = self.below.get(&parent) {
                 if parts.strips {
@@ -273,7 +273,7 @@ impl Index {
                     best = Some((at + n, blocks.len(), Some(key), None));
                 }
             }
-            if rest.len() < BLOCK {
+            if rest.len() < block {
                 break;
             }
             let key = namespace.block(&parent, rest);
@@ -285,7 +285,7 @@ impl Index {
                 least = least.max(node.min_reusable);
                 blocks.push(key);
             }
-            (parent, at) = (key, at + BLOCK);
+            (parent, at) = (key, at + block);
         }
         let (tokens, full, last, snapshot) = best?;
         blocks.truncate(full);

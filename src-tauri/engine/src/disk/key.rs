@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// Tokens of a block.
-pub const BLOCK: usize = 256;
+/// Most tokens of a block.
+pub const MOST: usize = 256;
 
 /// Which state belongs together: state computed under one namespace is never read under another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

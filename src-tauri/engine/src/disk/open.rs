@@ -2,7 +2,7 @@
 
 use super::format::{self, Kind, Seen};
 use super::index::{Entry, Index, Node};
-use super::key::{BLOCK, Key};
+use super::key::Key;
 use super::shared::{Shared, nanos};
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -232,7 +232,7 @@ fn order(index: &mut Index) {
     }
     for (key, node, _) in nodes.iter().rev().filter(|(key, ..)| reachable.contains(key)) {
         let used = index.get(key).map_or(0, |entry| entry.used);
-        let parent = (node.start as usize >= BLOCK).then_some(node.parent);
+        let parent = (node.start > 0).then_some(node.parent);
         for before in parent.into_iter().chain(index.cover(node)) {
             if index.get(&before).is_some_and(|entry| entry.used < used) {
                 index.set_used(&before, used);

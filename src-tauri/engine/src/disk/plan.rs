@@ -2,7 +2,7 @@
 
 use super::format::{Array, Header, Kind, Layer};
 use super::index::Node;
-use super::key::{BLOCK, Key, Namespace};
+use super::key::{Key, Namespace};
 use super::shared::{Job, Shared};
 use super::{Parts, Strip, Whole};
 use std::ops::Range;
@@ -178,9 +178,10 @@ pub fn plan(shared: &Arc<Shared>, namespace: &Namespace, tokens: &[u32], min_reu
     };
     let mut headers = Vec::new();
     let mut parent = namespace.root();
-    let full = tokens.len() / BLOCK * BLOCK;
-    for start in (0..full).step_by(BLOCK) {
-        let block = header(Kind::Block, parent, start, &tokens[start..start + BLOCK]);
+    let length = shared.options.block;
+    let full = tokens.len() / length * length;
+    for start in (0..full).step_by(length) {
+        let block = header(Kind::Block, parent, start, &tokens[start..start + length]);
         parent = block.key();
         headers.extend(parts.strips.then_some((parent, block)));
     }

@@ -2,7 +2,7 @@
 
 use super::format::{self, Header, Kind, Seen};
 use super::index::Path;
-use super::key::{BLOCK, Key};
+use super::key::Key;
 use super::shared::{Job, Shared};
 use super::{Strip, Whole};
 use std::io;
@@ -203,9 +203,9 @@ fn layers(found: &Found, room: usize, events: &SyncSender<RestoreEvent>) -> Resu
     let mut buffer = Vec::new();
     for layer in 0..count {
         let mut strips = empty_strips(&blocks, layer, room)?;
-        for (number, block) in blocks.iter_mut().enumerate() {
+        for block in &mut blocks {
             block.next(shared, layer, &mut buffer)?;
-            let begin = number * BLOCK;
+            let begin = block.header.start as usize;
             let held = block.header.tokens.len();
             copy(&mut strips, &buffer, held, begin, held.min(found.tokens().saturating_sub(begin)), room);
         }

@@ -1,7 +1,7 @@
 //! What goes in comes out: blocks, tails, snapshots, sharing, plans, flush and clear.
 
 use super::support::*;
-use crate::disk::{BLOCK, Progress, Strip};
+use crate::disk::{DiskOptions, Progress, Strip};
 use hearth_core::stats::SsdState;
 use proptest::prelude::*;
 
@@ -116,6 +116,25 @@ fn ten_conversations_store_their_common_prompt_once() {
     assert!(bytes * 10 <= (shared + own) * 13, "{bytes} bytes for {shared} + {own}");
     for i in 0..10 {
         assert_eq!(read(&disk, &ns, &[talk(i, 1024, 1324), vec![1]].concat(), STRIPS), 1324);
+    }
+}
+
+/// A system prompt seldom ends where a block does.
+#[test]
+fn a_common_prompt_that_ends_within_a_block_is_nearly_stored_once() {
+    let (mut place, ns) = (Place::new(1 << 30), space("a"));
+    place.options.block = DiskOptions::new(place.dir.path(), 0).block;
+    let disk = place.open();
+    let mut written = 0;
+    for i in 0..10 {
+        let plan = disk.plan(&ns, &talk(i, 1011, 1062), 0, STRIPS);
+        written += plan.pieces.iter().map(|piece| piece.range().len()).sum::<usize>();
+        drop(plan);
+        keep(&disk, &ns, &talk(i, 1011, 1062), STRIPS);
+    }
+    assert!(written * 10 <= (1011 + 10 * 51) * 13, "{written} tokens");
+    for i in 0..10 {
+        assert_eq!(read(&disk, &ns, &[talk(i, 1011, 1062), vec![1]].concat(), STRIPS), 1062);
     }
 }
 

@@ -1,9 +1,9 @@
 //! A search costs as much among a thousand files as among ten.
 
 use super::support::*;
+use crate::disk::Parts;
 use crate::disk::format::Kind;
 use crate::disk::index::{Entry, Index, Node};
-use crate::disk::{BLOCK, Parts};
 
 /// An index of `count` conversations that share `shared` tokens, without files.
 fn index(count: u32, shared: usize, length: usize) -> Index {
@@ -31,7 +31,7 @@ fn index(count: u32, shared: usize, length: usize) -> Index {
 
 fn steps(index: &mut Index, prompt: &[u32], parts: Parts) -> (usize, usize) {
     let before = index.steps;
-    let tokens = index.find(&space("a"), prompt, parts).map_or(0, |path| path.tokens);
+    let tokens = index.find(&space("a"), prompt, parts, BLOCK).map_or(0, |path| path.tokens);
     (index.steps - before, tokens)
 }
 

@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+/// Tokens of a block in these tests.
+pub const BLOCK: usize = 256;
+
 pub const STRIPS: Parts = Parts { strips: true, snapshot: false };
 pub const BOTH: Parts = Parts { strips: true, snapshot: true };
 pub const SNAPSHOT: Parts = Parts { strips: false, snapshot: true };
@@ -272,7 +275,7 @@ pub struct Place {
 impl Place {
     pub fn new(cap: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let options = DiskOptions { retry: Duration::ZERO, ..DiskOptions::new(dir.path(), cap) };
+        let options = DiskOptions { retry: Duration::ZERO, block: BLOCK, ..DiskOptions::new(dir.path(), cap) };
         Place { files: Watched::new(dir.path()), options, dir }
     }
 
