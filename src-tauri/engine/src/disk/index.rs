@@ -56,10 +56,13 @@ impl Node {
     }
 }
 
+/// How far from the beginning, a snapshot after the block that begins where it does.
+type Rank = Reverse<(u32, bool)>;
+
 impl Entry {
     /// Of two files used at the same time the higher rank goes first: what leads somewhere stays longer than
     /// where it leads.
-    fn rank(&self) -> Reverse<(u32, bool)> {
+    fn rank(&self) -> Rank {
         Reverse(self.node.as_ref().map_or((0, false), |n| (n.start, n.kind == Kind::Snapshot)))
     }
 }
@@ -100,7 +103,7 @@ impl Path {
 pub struct Index {
     entries: HashMap<Key, Entry>,
     below: HashMap<Key, Below>,
-    order: BTreeSet<(u64, Reverse<(u32, bool)>, Key)>,
+    order: BTreeSet<(u64, Rank, Key)>,
     bytes: u64,
     /// Nodes that searches looked at: the measure of their cost.
     pub steps: usize,
