@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: Hearth against mlx-lm and its server, in one run on one machine.
 //!
-//! Both use the same MLX, the same BLAS and the same weights. The peer appears twice: with the same 4-bit file, and with
+//! Both use the same MLX, the same BLAS and the same weights; what Hearth computes without BLAS, the products of a few
+//! rows, is its own merit. The peer appears twice: with the same 4-bit file, and with
 //! those weights dequantized to f32, which is its best on a CPU. Contestants take turns in rotating order, the first
 //! round is dropped, and each figure is a median.
 
