@@ -1,7 +1,7 @@
 //! One measurement of one contestant, and the rounds in which contestants take turns.
 
 use super::Prompts;
-use super::report::{Against, Row, Samples, Target};
+use super::report::{Against, Row, Samples, Target, median};
 use crate::server::{Server, free_port};
 use crate::venv::Venv;
 use crate::workspace::Workspace;
@@ -19,8 +19,10 @@ use std::time::{Duration, Instant};
 /// Indices of the contestants in [`Samples`].
 pub const HEARTH: usize = 0;
 pub const DENSE: usize = 2;
-/// Pairs of engine and server for each round of the others, where their times differ by little.
-const PAIRS: usize = 4;
+/// Rounds of engine and server for each round of the others: their times differ by little.
+const OVERHEAD_RUNS: usize = 4;
+/// How long the end of a process is felt.
+const SETTLE: Duration = Duration::from_millis(2500);
 
 /// All that is needed to measure.
 pub struct Contest {
@@ -256,19 +258,21 @@ impl Contest {
             number += 1;
         }
         let file = prompts.file(ws, super::MEDIUM, number)?;
-        // Two per cent are less than what a busy moment does to either side: many pairs, each of one moment.
-        let times = Self::so_many_rounds(PAIRS * self.runs, "server overhead", &[0, 1], |side, _| {
+        // Two per cent are less than what a busy moment does to either side, so there are more rounds; and a process that
+        // ends leaves the system half a gigabyte to clear, which slows down whatever comes next, so each waits for that.
+        let times = Self::so_many_rounds(OVERHEAD_RUNS * self.runs, "server overhead", &[0, 1], |side, _| {
+            std::thread::sleep(SETTLE);
             Ok(if side == 0 {
                 1.0 / self.generate(HEARTH, &self.quantized, &file, count)?.decode
             } else {
+                // The engine's process has just loaded its model: the server should not have just slept either.
+                stream(server.address, &texts[number], count)?;
                 stream(server.address, &texts[number], count)?.per_token
             })
         })?;
-        let overheads = times.chunks_exact(2).map(|pair| {
-            let of = |side| pair.iter().find(|(s, _)| *s == side).map(|(_, time)| *time);
-            Ok(of(1).context("a pair without the server")? / of(0).context("a pair without the engine")? - 1.0)
-        });
-        let samples = Samples([overheads.collect::<Result<_>>()?, Vec::new(), Vec::new()]);
+        let of = |side| times.iter().filter(|(s, _)| *s == side).map(|(_, t)| *t).collect::<Vec<f64>>();
+        let (engine, served) = (median(&of(0)).context("no rounds")?, median(&of(1)).context("no rounds")?);
+        let samples = Samples([vec![served / engine - 1.0], Vec::new(), Vec::new()]);
         Ok(samples.row("server overhead per token", "share", Target::AtMost(0.02), Against::Nothing))
     }
 }
