@@ -37,7 +37,7 @@ const NO_TRANS: c_int = 111;
 const TRANS: c_int = 112;
 
 /// Most rows that are computed here. With more, BLAS's copy of the weights has paid for itself.
-const MOST_ROWS: usize = 16;
+const MOST_ROWS: usize = 32;
 
 unsafe extern "C" {
     fn dlsym(handle: *mut c_void, symbol: *const c_char) -> *mut c_void;
@@ -161,7 +161,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(200))]
         #[test]
         fn equals_the_library(
-            m in 1usize..20, n in 1usize..150, k in 1usize..200,
+            m in 1usize..40, n in 1usize..150, k in 1usize..200,
             trans_b: bool, add: bool, pad in 0usize..5,
         ) {
             compare(both(m, n, k, trans_b, if add { 1.0 } else { 0.0 }, pad), k);

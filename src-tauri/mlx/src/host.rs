@@ -67,6 +67,27 @@ impl Tensor {
         unsafe { Ok(std::slice::from_raw_parts(mlx_sys::mlx_array_data_uint8(self.raw()), self.nbytes())) }
     }
 
+    /// The values where MLX keeps them, to be changed.
+    ///
+    /// # Errors
+    /// If the array is not computed, not row-major or not f32.
+    pub(crate) fn values_mut(&mut self) -> Result<&mut [f32]> {
+        let len = self.row_major_bytes()?.len();
+        let fail = |message: &str| Err(MlxError { operation: "values_mut", message: message.into() });
+        if self.dtype()? != Dtype::F32 {
+            return fail("the array is not f32");
+        }
+        if len == 0 {
+            return Ok(&mut []);
+        }
+        // SAFETY: evaluated and row-major, so that `len` bytes begin at its data, aligned as MLX allocates. The crate's
+        // callers have just computed the array and hold its only handle.
+        unsafe {
+            let data = mlx_sys::mlx_array_data_float32(self.raw());
+            Ok(std::slice::from_raw_parts_mut(data.cast_mut(), len / 4))
+        }
+    }
+
     /// A tensor that takes these bytes over, row-major, without copying them where MLX can use them in place.
     ///
     /// # Errors

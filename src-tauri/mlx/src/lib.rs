@@ -31,6 +31,7 @@ mod memory;
 mod ops;
 mod quant;
 mod random;
+mod softmax;
 mod tensor;
 
 pub use arena::{Arena, Block};
@@ -46,4 +47,5 @@ pub use memory::{
 pub use ops::concatenate;
 pub use quant::QuantizedWeight;
 pub use random::{key, split};
+pub use softmax::causal_probabilities;
 pub use tensor::{Dtype, Tensor, async_eval, eval, synchronize};

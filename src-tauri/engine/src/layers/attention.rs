@@ -9,7 +9,7 @@ use crate::layers::rotary::Rotary;
 use crate::step::Step;
 use crate::weights::Weights;
 use hearth_core::config::{LayerConfig, ModelConfig};
-use hearth_mlx::{Device, Mask, Tensor, concatenate};
+use hearth_mlx::{Device, Mask, Tensor, causal_probabilities, concatenate};
 
 /// What a family calls attention's own weights beside `q_proj`, `k_proj` and `v_proj`.
 #[derive(Debug, Clone, Copy)]
@@ -189,15 +189,20 @@ impl Attention {
         Ok((concatenate([&queries, &qkv.slice(1, 2 * h * d, (2 * h + 2 * kv) * d)?], 1)?, Some(gate)))
     }
 
-    /// Many tokens on a CPU, a block of queries at a time over the keys that it may see: a CPU computes masked scores
-    /// like all others, and this leaves out nearly half of them, and most of their memory.
+    /// Many tokens on a CPU, a block of queries at a time over the keys that it may see: a product would compute hidden
+    /// scores like all others, and this leaves out nearly half of them, and most of their memory.
     fn attend_in_blocks(&self, queries: &Tensor, keys: &Tensor, values: &Tensor) -> Result<Tensor> {
-        let (n, past) = (queries.dim(2), keys.dim(2) - queries.dim(2));
+        let (n, past, kv) = (queries.dim(2), keys.dim(2) - queries.dim(2), self.kv_heads);
+        let queries = queries.multiply(&Tensor::scalar(self.scale).astype(queries.dtype()?)?)?;
         let mut outputs = Vec::new();
         for from in (0..n).step_by(QUERY_BLOCK as usize) {
             let to = (from + QUERY_BLOCK).min(n);
             let (keys, values) = (keys.slice(2, 0, past + to)?, values.slice(2, 0, past + to)?);
-            outputs.push(queries.slice(2, from, to)?.attention(&keys, &values, self.scale, Mask::Causal)?);
+            // The query heads that look at one key head are the rows of one product.
+            let (group, block) = (self.heads / kv, to - from);
+            let rows = queries.slice(2, from, to)?.reshape(&[1, kv, group * block, self.head_dim])?;
+            let seen = causal_probabilities(&rows, &keys, block as usize)?.matmul(&values)?;
+            outputs.push(seen.reshape(&[1, self.heads, block, self.head_dim])?);
         }
         match &outputs[..] {
             [one] => Ok(one.share()),
