@@ -78,7 +78,9 @@ impl From<LibraryError> for Failure {
 impl From<EngineError> for Failure {
     fn from(e: EngineError) -> Self {
         let code = match &e {
-            EngineError::ModelUnusable(_) | EngineError::ModelNotFound { .. } => Code::Unusable,
+            EngineError::ModelUnusable(_) | EngineError::ModelNotFound { .. } | EngineError::ModelTooLarge { .. } => {
+                Code::Unusable
+            }
             EngineError::InvalidRequest { .. } => Code::Usage,
             _ => Code::No,
         };

@@ -3,6 +3,7 @@
 
 use crate::error::EngineError;
 use crate::event::Event;
+use crate::limits::{Limits, LimitsPreview};
 use crate::request::GenerateRequest;
 use crate::stats::{CacheClear, CacheFlush, Health, Stats};
 use crate::tokenizer::Tokenizer;
@@ -30,7 +31,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Queues one generation on a resolved model. Never blocks.
     ///
     /// # Errors
-    /// `ContextLengthExceeded`, `InvalidRequest`, `Overloaded`, `EngineLost`, `ShuttingDown`.
+    /// `ContextLengthExceeded`, `PromptBeyondMemory`, `InvalidRequest`, `Overloaded`, `EngineLost`, `ShuttingDown`.
     fn submit(&self, model: &ServedModel, request: GenerateRequest) -> Result<Generation, EngineError>;
 
     /// Whether a model is ready, and the load's progress until it is.
@@ -50,6 +51,23 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     /// `EngineLost`.
     fn clear_cache(&self) -> BoxFuture<'_, Result<CacheClear, EngineError>>;
+
+    /// Changes limits at once; answers those that hold then.
+    ///
+    /// # Errors
+    /// `InvalidRequest` naming the limit, when the loaded model would not fit (with by how much) or a number is out of
+    /// its range; nothing is changed then. `EngineLost`.
+    fn set_limits(&self, limits: Limits) -> BoxFuture<'_, Result<Limits, EngineError>>;
+
+    /// The limits that hold.
+    fn limits(&self) -> Limits;
+
+    /// What these limits would mean; changes nothing.
+    fn preview_limits(&self, limits: Limits) -> LimitsPreview;
+
+    /// Ends a generation: its events end with `Failed`, for `EngineError::Cancelled`. False when there is none of this
+    /// number.
+    fn cancel(&self, id: u64) -> bool;
 }
 
 /// One running generation. Dropping it cancels the row within one step.

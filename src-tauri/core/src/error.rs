@@ -79,6 +79,22 @@ pub enum EngineError {
         /// The context limit in tokens, prompt and answer together.
         limit: usize,
     },
+    /// The prompt can never fit into the memory budget (400 `context_length_exceeded`).
+    #[error(
+        "the prompt has {prompt} tokens and the context limit is {limit}, which is what the memory budget has room for: the \
+         prompt needs {} with the model, and the budget is {}; shorten the prompt by {} or more, or raise --memory-budget",
+        more(*needed, *budget).0, more(*needed, *budget).1, count((prompt + 1).saturating_sub(*limit).max(1))
+    )]
+    PromptBeyondMemory {
+        /// Prompt length in tokens.
+        prompt: usize,
+        /// The context that the budget has room for, in tokens.
+        limit: usize,
+        /// Bytes that model, reserve and this prompt would need: more than the budget.
+        needed: u64,
+        /// The budget in bytes.
+        budget: u64,
+    },
     /// The prompt is so long that counting its tokens is not worth while (400 `context_length_exceeded`).
     #[error(
         "the prompt has {bytes} bytes, which are {least} tokens or more, and the context limit is {limit}; shorten the prompt"
@@ -117,6 +133,44 @@ pub enum EngineError {
         /// Suggested wait in seconds.
         retry_after_s: u64,
     },
+    /// There is no memory for the request now (503 `insufficient_memory` with Retry-After).
+    #[error(
+        "not enough memory now: the request needs {} and {} can be had within the budget of {}; try again in {retry_after_s} s",
+        more(*needed, *free).0, more(*needed, *free).1, bytes(*budget)
+    )]
+    InsufficientMemory {
+        /// Bytes that the request would take: more than `free`.
+        needed: u64,
+        /// Bytes that could be had.
+        free: u64,
+        /// The budget in bytes.
+        budget: u64,
+        /// Suggested wait in seconds.
+        retry_after_s: u64,
+    },
+    /// The model cannot be loaded within the memory budget (400 `model_too_large`, and exit code 3 in the CLI).
+    #[error(
+        "{model} needs {} ({} of weights, {} in reserve, the rest for a context of {context} tokens) and the memory budget is \
+         {}: raise --memory-budget, lower --reserve, or take a smaller model",
+        more(*needed, *budget).0, bytes(*weights), bytes(*reserve), more(*needed, *budget).1
+    )]
+    ModelTooLarge {
+        /// The model's id.
+        model: String,
+        /// Bytes that it would take at least: more than `budget`.
+        needed: u64,
+        /// Of these, weights.
+        weights: u64,
+        /// Of these, the reserve.
+        reserve: u64,
+        /// Tokens of the shortest context that makes sense.
+        context: usize,
+        /// The budget in bytes.
+        budget: u64,
+    },
+    /// Somebody ended the request by its number (499).
+    #[error("the request was cancelled by the server's user")]
+    Cancelled,
     /// A step or a row failed while computing (500).
     #[error("the engine could not compute this request: {message}")]
     Compute {
@@ -139,6 +193,35 @@ fn not_found(name: &str, available: &[String]) -> String {
     }
 }
 
+/// A number of bytes as people read it.
+fn bytes(bytes: u64) -> String {
+    let (unit, name) = unit(bytes);
+    format!("{:.1} {name}", bytes as f64 / unit as f64)
+}
+
+fn unit(bytes: u64) -> (u64, &'static str) {
+    match bytes {
+        0..10_000 => (1, "B"),
+        10_000..10_000_000 => (1000, "kB"),
+        10_000_000..10_000_000_000 => (1_000_000, "MB"),
+        _ => (1_000_000_000, "GB"),
+    }
+}
+
+/// Two sizes, the first of which is more than the second, so that their texts say so as well: one unit, and the more
+/// digits the closer they are.
+fn more(large: u64, small: u64) -> (String, String) {
+    let (unit, name) = unit(large);
+    for digits in 0..=9 {
+        let text = |n: u64| format!("{:.*} {name}", digits, n as f64 / unit as f64);
+        let step = unit as f64 / 10f64.powi(digits as i32);
+        if large <= small || digits > 0 && (large - small) as f64 >= step {
+            return (text(large), text(small));
+        }
+    }
+    (format!("{large} B"), format!("{small} B"))
+}
+
 /// "1 token", "2 tokens".
 fn count(tokens: usize) -> String {
     format!("{tokens} token{}", if tokens == 1 { "" } else { "s" })
@@ -151,5 +234,41 @@ impl EngineError {
             param: param.to_owned(),
             message: format!("`{param}` must be {allowed}; it is {found}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_more_reads_as_more() {
+        for (large, small) in [
+            (2_000_000_000, 1_500_000_000),
+            (10_000_001, 10_000_000),
+            (1_234_567_890_123, 1_234_567_890_122),
+            (17, 16),
+            (1, 0),
+            (12_000_000_000, 11_960_000_000),
+        ] {
+            let (a, b) = more(large, small);
+            let number = |text: &str| text.split(' ').next().unwrap().parse::<f64>().unwrap();
+            assert!(number(&a) > number(&b), "{a} against {b}");
+            assert_eq!(a.split(' ').nth(1), b.split(' ').nth(1), "one unit");
+        }
+    }
+
+    #[test]
+    fn refusals_name_both_numbers_and_the_remedy() {
+        let never = EngineError::PromptBeyondMemory { prompt: 900, limit: 512, needed: 31_000_000, budget: 30_000_000 };
+        let never = never.to_string();
+        assert!(
+            never.contains("900 tokens") && never.contains("31.0 MB") && never.contains("by 389 tokens"),
+            "{never}"
+        );
+        let now = EngineError::InsufficientMemory { needed: 2000, free: 1999, budget: 1 << 30, retry_after_s: 5 };
+        let now = now.to_string();
+        assert!(now.contains("2000.0 B and 1999.0 B") || now.contains("2000 B and 1999 B"), "{now}");
+        assert!(!now.contains("context"), "{now}");
     }
 }

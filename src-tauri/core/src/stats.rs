@@ -73,7 +73,7 @@ pub struct ModelStats {
 pub struct RowStats {
     /// The row's number.
     pub id: u64,
-    /// `prefill`, `decode` or `paused` (its client does not read).
+    /// `prefill`, `decode`, `paused` (its client does not read) or `waiting` (for memory to grow in).
     pub phase: String,
     /// Prompt length in tokens.
     pub prompt_tokens: usize,
@@ -121,6 +121,106 @@ pub struct MemoryStats {
     pub mlx_peak: u64,
     /// The process: resident set on Linux, physical footprint on macOS.
     pub process: u64,
+    /// What the memory is for, against the budget.
+    pub ledger: LedgerStats,
+    /// What is done when it gets tight.
+    pub guard: GuardStats,
+}
+
+/// The memory ledger in bytes: what everything is for, against one budget. The six categories sum to `total` exactly.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LedgerStats {
+    /// Bytes that may be used.
+    pub budget: u64,
+    /// Where the budget comes from: `default`, `flag`, `environment`, `settings` or `api`.
+    pub budget_from: String,
+    /// Model weights.
+    pub weights: u64,
+    /// Keys, values and states of the rows, with the room that is reserved for their next tokens.
+    pub kv: u64,
+    /// The prompt cache in memory, with what is on its way from there to disk.
+    pub prompt_cache: u64,
+    /// What computing the next chunk and step holds for a moment; 0 without rows.
+    pub prefill_transient: u64,
+    /// Freed buffers that the allocator keeps, or may keep while rows run.
+    pub allocator_cache: u64,
+    /// For what arithmetic does not see: kernels, tokenizer, server, fragmentation.
+    pub reserve: u64,
+    /// The sum of the six above.
+    pub total: u64,
+    /// What is left of the budget; 0 when it is exceeded.
+    pub free: u64,
+    /// From here on prompts are computed in smaller chunks, and the prompt cache leaves memory.
+    pub soft: u64,
+    /// From here on nothing new is admitted while anything runs.
+    pub hard: u64,
+    /// The process before any model was loaded.
+    pub baseline: u64,
+    /// What the process holds beyond the baseline and what the ledger says is allocated by now; may be negative.
+    pub unaccounted: i64,
+    /// Tokens that one row could have in this budget with the loaded model; 0 without one.
+    pub largest_context: u64,
+}
+
+/// How tight memory is, and what was done about it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GuardStats {
+    /// Which mark is passed.
+    pub level: GuardLevel,
+    /// What the operating system says.
+    pub pressure: PressureLevel,
+    /// Whether new requests get rows.
+    pub admitting: bool,
+    /// Prompt tokens in one chunk, at most, at this moment.
+    pub chunk: usize,
+    /// What was done lately, the newest last; 32 at most.
+    pub actions: Vec<GuardAction>,
+}
+
+/// Marks of the memory ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuardLevel {
+    /// Below both.
+    #[default]
+    Normal,
+    /// Past the soft one: prompts in smaller chunks, the prompt cache leaves memory.
+    Soft,
+    /// Past the hard one: nothing new is admitted while anything runs.
+    Hard,
+}
+
+/// Memory pressure as the operating system sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PressureLevel {
+    /// It does not say.
+    #[default]
+    Unknown,
+    /// None.
+    Normal,
+    /// Programs should give memory back.
+    Warning,
+    /// Programs are about to be ended.
+    Critical,
+}
+
+/// One thing that the guard did.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GuardAction {
+    /// Its number, one more than that of the action before it.
+    pub id: u64,
+    /// When, in milliseconds since 1970.
+    pub at: u64,
+    /// `shrink_chunk`, `restore_chunk`, `trim_allocator`, `demote`, `stop_admission`, `resume` or `park_row`.
+    pub what: String,
+    /// Why, as a sentence with the numbers.
+    pub why: String,
+    /// Bytes that it freed or will free.
+    pub freed: u64,
 }
 
 /// The prompt cache's two tiers.

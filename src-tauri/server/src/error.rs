@@ -40,6 +40,12 @@ pub enum ServerError {
         /// The request's path.
         path: String,
     },
+    /// No request of this number waits or runs (404).
+    #[error("no request {id} waits or runs; `rows` in /stats has the numbers")]
+    NotRunning {
+        /// The number as it was given.
+        id: String,
+    },
     /// The body stopped arriving (408).
     #[error("the request's body stopped arriving for {seconds} s")]
     BodyTimeout {
@@ -55,6 +61,16 @@ pub enum ServerError {
     /// The engine refused or failed; its variant decides the status.
     #[error("{0}")]
     Engine(EngineError),
+    /// Another part refused, and has said why and with which status.
+    #[error("{message}")]
+    Refused {
+        /// The status code.
+        status: StatusCode,
+        /// A word that programs can test.
+        code: &'static str,
+        /// Why.
+        message: String,
+    },
     /// A defect of the server, caught (500).
     #[error("the server failed while it handled this request: {0}; please report it")]
     Internal(String),
@@ -88,18 +104,24 @@ impl ServerError {
             ServerError::BadRequest { .. } => StatusCode::BAD_REQUEST,
             ServerError::Unauthorized(_) => StatusCode::UNAUTHORIZED,
             ServerError::Forbidden(_) => StatusCode::FORBIDDEN,
-            ServerError::RouteNotFound { .. } => StatusCode::NOT_FOUND,
+            ServerError::RouteNotFound { .. } | ServerError::NotRunning { .. } => StatusCode::NOT_FOUND,
             ServerError::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             ServerError::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
             ServerError::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            ServerError::Refused { status, .. } => *status,
             ServerError::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
             ServerError::Engine(e) => match e {
                 EngineError::ModelNotFound { .. } => StatusCode::NOT_FOUND,
                 EngineError::ContextLengthExceeded { .. }
+                | EngineError::PromptBeyondMemory { .. }
+                | EngineError::ModelTooLarge { .. }
                 | EngineError::PromptTooLong { .. }
                 | EngineError::InvalidRequest { .. } => StatusCode::BAD_REQUEST,
                 EngineError::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
+                // No standard one says it, and clients must not try this request again by themselves.
+                EngineError::Cancelled => StatusCode::from_u16(499).unwrap_or(StatusCode::GONE),
                 EngineError::Loading { .. }
+                | EngineError::InsufficientMemory { .. }
                 | EngineError::WaitedTooLong { .. }
                 | EngineError::EngineLost
                 | EngineError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
@@ -126,20 +148,25 @@ impl ServerError {
             ServerError::Unauthorized(_) => Some("invalid_api_key"),
             ServerError::Forbidden(_) => Some("forbidden"),
             ServerError::RouteNotFound { .. } => Some("not_found"),
+            ServerError::NotRunning { .. } => Some("not_running"),
             ServerError::MethodNotAllowed { .. } => Some("method_not_allowed"),
             ServerError::BodyTimeout { .. } => Some("body_timeout"),
             ServerError::BodyTooLarge { .. } => Some("body_too_large"),
+            ServerError::Refused { code, .. } => Some(code),
             ServerError::Internal(_) => Some("internal_error"),
             ServerError::Engine(e) => match e {
                 EngineError::ModelNotFound { .. } => Some("model_not_found"),
                 EngineError::Loading { .. } => Some("model_loading"),
                 EngineError::ModelUnusable(_) => Some("model_unusable"),
-                EngineError::ContextLengthExceeded { .. } | EngineError::PromptTooLong { .. } => {
-                    Some("context_length_exceeded")
-                }
+                EngineError::ContextLengthExceeded { .. }
+                | EngineError::PromptBeyondMemory { .. }
+                | EngineError::PromptTooLong { .. } => Some("context_length_exceeded"),
+                EngineError::InsufficientMemory { .. } => Some("insufficient_memory"),
+                EngineError::ModelTooLarge { .. } => Some("model_too_large"),
                 EngineError::InvalidRequest { .. } => None,
                 EngineError::Overloaded { .. } => Some("overloaded"),
                 EngineError::WaitedTooLong { .. } => Some("waited_too_long"),
+                EngineError::Cancelled => Some("cancelled"),
                 EngineError::Compute { .. } => Some("compute_error"),
                 EngineError::EngineLost => Some("engine_lost"),
                 EngineError::ShuttingDown => Some("shutting_down"),
@@ -163,7 +190,9 @@ impl ServerError {
             ServerError::Engine(EngineError::Loading { .. } | EngineError::EngineLost) => Some(2),
             ServerError::Engine(EngineError::ShuttingDown) => Some(10),
             ServerError::Engine(
-                EngineError::Overloaded { retry_after_s, .. } | EngineError::WaitedTooLong { retry_after_s, .. },
+                EngineError::Overloaded { retry_after_s, .. }
+                | EngineError::WaitedTooLong { retry_after_s, .. }
+                | EngineError::InsufficientMemory { retry_after_s, .. },
             ) => Some((*retry_after_s).max(1)),
             _ => None,
         }

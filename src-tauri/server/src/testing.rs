@@ -7,8 +7,9 @@ use hearth_core::event::{Delta, Event, Finish, FinishReason, Timings, TokenInfo,
 use hearth_core::stats::{CacheClear, CacheFlush, CacheStats, Health, ModelStats, STATS_VERSION, Stats};
 use hearth_core::stop::StopMatcher;
 use hearth_core::tokenizer::Tokenizer;
-use hearth_core::{EngineError, GenerateRequest};
+use hearth_core::{EngineError, GenerateRequest, Limits, LimitsPreview};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -59,10 +60,20 @@ pub struct ScriptedBackend {
     refusal: Mutex<Option<EngineError>>,
     health: Mutex<Health>,
     cache: Mutex<(CacheStats, CacheFlush)>,
+    limits: Mutex<Limits>,
+    rows: Rows,
     requests: Mutex<Vec<GenerateRequest>>,
     counts: Arc<Counts>,
     ids: AtomicU64,
 }
+
+/// The rows that run, and how to end each.
+type Rows = Arc<Mutex<BTreeMap<u64, Arc<tokio::sync::Notify>>>>;
+
+/// What the scripted model takes of its budget: limits below it are refused.
+pub const TAKEN: u64 = 100_000_000;
+/// Bytes that a token of the scripted model takes.
+pub const PER_TOKEN: u64 = 1000;
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -91,6 +102,14 @@ impl ScriptedBackend {
             answer: Box::new(answer),
             refusal: Mutex::default(),
             cache: Mutex::new((CacheStats::default(), CacheFlush { entries: 3, bytes: 4096, failed: Vec::new() })),
+            limits: Mutex::new(Limits {
+                budget: Some(1_000_000_000),
+                cache_ram: Some(1 << 20),
+                cache_ssd: Some(0),
+                context: Some(4096),
+                max_rows: Some(8),
+            }),
+            rows: Rows::default(),
             requests: Mutex::default(),
             counts: Arc::default(),
             ids: AtomicU64::new(0),
@@ -140,6 +159,11 @@ impl ScriptedBackend {
         self.counts.active.load(Ordering::SeqCst)
     }
 
+    /// The number of the row that began first of those that run; 0 without one.
+    pub fn first_id(&self) -> u64 {
+        lock(&self.rows).keys().next().copied().unwrap_or(0)
+    }
+
     /// Rows whose client hung up.
     pub fn cancelled(&self) -> usize {
         self.counts.cancelled.load(Ordering::SeqCst)
@@ -174,10 +198,17 @@ impl Backend for ScriptedBackend {
             return Err(EngineError::ContextLengthExceeded { prompt: request.prompt.len(), limit: model.context });
         }
         let (events, receiver) = mpsc::channel(16);
+        let id = self.ids.fetch_add(1, Ordering::SeqCst);
+        let (cancelled, rows) = (Arc::new(tokio::sync::Notify::new()), self.rows.clone());
+        lock(&rows).insert(id, cancelled.clone());
         let row = Row::new(self.model.clone(), &request, events, self.counts.clone());
-        tokio::spawn(row.play((self.answer)(&request)));
+        let steps = (self.answer)(&request);
+        tokio::spawn(async move {
+            row.play(steps, &cancelled).await;
+            lock(&rows).remove(&id);
+        });
         lock(&self.requests).push(request);
-        Ok(Generation { id: self.ids.fetch_add(1, Ordering::SeqCst), events: receiver })
+        Ok(Generation { id, events: receiver })
     }
 
     fn health(&self) -> Health {
@@ -197,6 +228,52 @@ impl Backend for ScriptedBackend {
 
     fn clear_cache(&self) -> BoxFuture<'_, Result<CacheClear, EngineError>> {
         Box::pin(std::future::ready(Ok(CacheClear { entries: 3, bytes: 4096, files: 2, file_bytes: 2048 })))
+    }
+
+    fn set_limits(&self, limits: Limits) -> BoxFuture<'_, Result<Limits, EngineError>> {
+        let preview = self.preview_limits(limits);
+        let answer = if preview.fits {
+            let mut all = lock(&self.limits);
+            *all = Limits {
+                budget: limits.budget.or(all.budget),
+                cache_ram: limits.cache_ram.or(all.cache_ram),
+                cache_ssd: limits.cache_ssd.or(all.cache_ssd),
+                context: limits.context.or(all.context),
+                max_rows: limits.max_rows.or(all.max_rows),
+            };
+            Ok(*all)
+        } else {
+            let allowed = format!("{} bytes more", preview.short_by);
+            Err(EngineError::param("budget", &allowed, limits.budget.unwrap_or_default()))
+        };
+        Box::pin(std::future::ready(answer))
+    }
+
+    fn limits(&self) -> Limits {
+        *lock(&self.limits)
+    }
+
+    fn preview_limits(&self, limits: Limits) -> LimitsPreview {
+        let budget = limits.budget.or(self.limits().budget).unwrap_or_default();
+        let cap = limits.cache_ram.or(self.limits().cache_ram).unwrap_or_default();
+        let demoted_bytes = lock(&self.cache).0.ram.bytes.saturating_sub(cap);
+        LimitsPreview {
+            fits: budget >= TAKEN,
+            short_by: TAKEN.saturating_sub(budget),
+            largest_context: (budget.saturating_sub(TAKEN) / PER_TOKEN).min(self.model.context as u64),
+            demoted_entries: usize::from(demoted_bytes > 0),
+            demoted_bytes,
+        }
+    }
+
+    fn cancel(&self, id: u64) -> bool {
+        match lock(&self.rows).get(&id) {
+            Some(cancelled) => {
+                cancelled.notify_one();
+                true
+            }
+            None => false,
+        }
     }
 }
 
@@ -238,11 +315,14 @@ impl Row {
         }
     }
 
-    async fn play(mut self, mut steps: Vec<Step>) {
+    async fn play(mut self, mut steps: Vec<Step>, cancelled: &tokio::sync::Notify) {
         if !steps.iter().any(|s| matches!(s, Step::Admit(_))) {
             steps.insert(0, Step::Admit(0));
         }
-        let end = self.steps(steps).await;
+        let end = tokio::select! {
+            end = self.steps(steps) => end,
+            () = cancelled.notified() => End::Failed(EngineError::Cancelled),
+        };
         let last = match end {
             End::Finished(reason, stop) => {
                 let mut text = String::new();
