@@ -1,0 +1,165 @@
+//! The app from outside, on Linux: the real binary under a virtual screen, its icon clicked over D-Bus as a panel does it,
+//! its window driven as a browser. What only a Mac has is on the checklist in CONTRIBUTING.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod app;
+mod desk;
+mod driver;
+mod panel;
+
+use app::App;
+use desk::Desk;
+use driver::Driver;
+use serde_json::json;
+use std::net::TcpListener;
+
+const TINY: &str = "llama-q4";
+const OTHER: &str = "qwen2-q4";
+
+/// From the first look at the menu to the last process.
+#[test]
+fn a_day_with_the_icon() {
+    let desk = Desk::new();
+    let mut app = App::new(&desk);
+    app.add_model(TINY, "Tiny-Llama");
+    app.add_model(OTHER, "Tiny-Qwen");
+    app.start();
+    let address = app.address();
+
+    // Two models and none used last: it is the user's choice.
+    desk.panel.wait_for("No model is loaded");
+    desk.panel.click(&["Start a Model", "Tiny-Llama"]);
+    desk.panel.wait_for("Tiny-Llama is ready");
+    let models = app.get("/v1/models");
+    assert!(models["data"].as_array().unwrap().iter().any(|m| m["id"] == "Tiny-Llama"), "{models}");
+
+    desk.panel.click(&["Copy Address"]);
+    desk.clipboard_becomes(&address);
+
+    assert_eq!(desk.windows(), Vec::<String>::new(), "an app in the menu bar begins without a window");
+    desk.panel.click(&["Open Dashboard"]);
+    desk.wait_for_windows(1);
+    desk.close_window();
+    desk.wait_for_windows(0);
+    assert_eq!(app.get("/health")["status"], "ready", "it goes on without a window");
+
+    // A second start shows the window of the first, and is over.
+    assert_eq!(app.start_again().code(), Some(0));
+    desk.wait_for_windows(1);
+    assert_eq!(app.address(), address);
+
+    desk.panel.click(&["Unload Tiny-Llama"]);
+    desk.panel.wait_for("No model is loaded");
+    desk.panel.click(&["Start a Model", "Tiny-Qwen"]);
+    desk.panel.wait_for("Tiny-Qwen is ready");
+
+    // An answer runs when the user quits.
+    let answer = app.long_answer();
+    desk.panel.wait_for("1 answer");
+    let family = app.family();
+    assert!(family.len() > 1, "the window has processes of its own: {family:?}");
+    desk.panel.click(&["Quit Hearth"]);
+    let (status, took) = app.wait();
+    println!("quitting with an answer running took {:.2} s", took.as_secs_f64());
+    assert_eq!(status.code(), Some(0));
+    answer.join().unwrap();
+    let port: u16 = address.rsplit(':').next().unwrap().parse().unwrap();
+    drop(TcpListener::bind(("127.0.0.1", port)).unwrap());
+    app::gone(&family);
+    assert!(!app.home().join("running.json").exists(), "the end was in order");
+    assert!(!app.home().join("server.json").exists());
+}
+
+/// The window shows the dashboard of the server in its own process, let in by a link that worked once.
+#[test]
+fn the_window_is_the_dashboard() {
+    let desk = Desk::new();
+    let mut app = App::new(&desk);
+    app.add_model(TINY, "Tiny-Llama");
+    let driver = Driver::start(&desk, &app);
+    let waiting = driver.begin();
+    app.adopt();
+    desk.panel.wait_for("Tiny-Llama is ready");
+    desk.panel.click(&["Open Dashboard"]);
+    let session = waiting.join().unwrap();
+    let address = app.address();
+    let shown = |script: &str, what: &str| desk::eventually(what, || session.run(script).as_bool() == Some(true));
+    shown("return document.readyState === 'complete' && location.protocol === 'http:'", "the dashboard");
+    let url = session.url();
+    assert!(url.starts_with(&format!("{address}/")) && !url.contains("ticket"), "{url}");
+    assert_eq!(session.run("return document.title"), json!("Hearth"));
+    let (status, settings) = session.fetch("/api/hearth/settings");
+    assert_eq!(status, 200, "{settings}");
+    assert_eq!(
+        session.run("return typeof window.__TAURI__"),
+        json!("undefined"),
+        "the page needs nothing of the app's"
+    );
+    // What leads elsewhere does not lead the window there.
+    session.run("location.href = 'http://127.0.0.1:1/elsewhere'; return 0");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(session.url().starts_with(&address), "{}", session.url());
+    session.screenshot(&app.home().join("dashboard.png"));
+    desk.panel.click(&["Quit Hearth"]);
+    app.wait_adopted();
+}
+
+/// Another program has the usual port.
+#[test]
+fn a_taken_port_is_told_and_the_address_copied() {
+    // Whoever holds it: it is taken.
+    let holder = TcpListener::bind("127.0.0.1:8080");
+    let desk = Desk::new();
+    let mut app = App::new(&desk);
+    app.start();
+    let address = app.address();
+    assert!(!address.ends_with(":8080"), "{address}");
+    desk.clipboard_becomes(&address);
+    let note = desk.panel.notification("Hearth serves on another port");
+    assert!(note.contains("Port 8080 is taken") && note.contains(&address), "{note}");
+    desk.panel.wait_for(&format!("Serving on {address}"));
+    drop(holder);
+    desk.panel.click(&["Quit Hearth"]);
+    assert_eq!(app.wait().0.code(), Some(0));
+}
+
+/// After a crash nothing is loaded by itself, and the user hears why.
+#[test]
+fn after_a_crash_nothing_is_loaded_until_it_is_asked_for() {
+    let desk = Desk::new();
+    let mut app = App::new(&desk);
+    app.add_model(TINY, "Tiny-Llama");
+    app.start();
+    desk.panel.wait_for("Tiny-Llama is ready");
+    app.kill();
+    assert!(app.home().join("running.json").exists());
+    app.start();
+    let why = desk.panel.notification("Nothing is loaded");
+    assert!(why.contains("Tiny-Llama"), "{why}");
+    desk.panel.wait_for("No model is loaded");
+    desk.panel.click(&["Start a Model", "Tiny-Llama"]);
+    desk.panel.wait_for("Tiny-Llama is ready");
+    app.terminate();
+    assert_eq!(app.wait().0.code(), Some(0), "a signal ends it as the menu does");
+    assert!(!app.home().join("running.json").exists());
+}
+
+/// The login item, as a desktop on Linux has it.
+#[test]
+fn starting_at_login_is_a_file_that_comes_and_goes() {
+    let desk = Desk::new();
+    let mut app = App::new(&desk);
+    app.start();
+    let file = app.config().join("autostart/hearth.desktop");
+    assert!(!file.exists());
+    desk.panel.click(&["Launch at Login"]);
+    desk::eventually("the autostart file", || file.exists());
+    desk::eventually("the check mark", || desk.panel.is_checked("Launch at Login"));
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains("hearth-desktop"), "{text}");
+    desk.panel.click(&["Launch at Login"]);
+    desk::eventually("no autostart file", || !file.exists());
+    desk.panel.click(&["Quit Hearth"]);
+    assert_eq!(app.wait().0.code(), Some(0));
+}
