@@ -5,6 +5,7 @@
 //! at the context, what computing a prompt chunk needs for a moment, what the allocator keeps for the next chunk, and
 //! a reserve. [`memory`] has the formulas, [`shape`] reads the config, [`weights`] counts the headers.
 
+pub mod learned;
 pub mod memory;
 pub mod shape;
 pub mod weights;
@@ -17,6 +18,7 @@ mod tests;
 use crate::error::CoreError;
 use crate::kv_policy::KvPolicy;
 use crate::quantization::QuantizationConfig;
+use learned::{Learned, Shown};
 use memory::{Sizing, Terms};
 use serde::Serialize;
 use serde_json::Value;
@@ -108,6 +110,8 @@ pub struct Ask {
     pub budget: Option<u64>,
     /// How keys and values are kept.
     pub kv: KvPolicy,
+    /// What was measured on this machine, of this model and with these settings. It says nothing of other machines.
+    pub learned: Learned,
 }
 
 /// Why the largest context is not larger.
@@ -143,7 +147,7 @@ pub struct Fit {
     pub limited_by: LimitedBy,
     /// Bytes that one decoded token reads at the context: the weights that take part in it, and all keys and values.
     pub bytes_per_token: u64,
-    /// Predicted decode speed of one row; absent where the bandwidth is not known.
+    /// Predicted decode speed of one row; absent where neither the bandwidth is known nor the speed was measured.
     pub decode_tokens_per_s: Option<f64>,
 }
 
@@ -169,6 +173,9 @@ pub struct Report {
     /// This machine.
     #[serde(flatten)]
     pub here: Fit,
+    /// What was measured here and went into the terms; absent where nothing was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub learned: Option<Shown>,
     /// Other machines, where they were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skus: Option<Vec<Fit>>,
@@ -176,14 +183,15 @@ pub struct Report {
 
 /// The answer for one machine.
 pub fn fit(model: &Model, machine: &Machine, ask: &Ask) -> Fit {
-    let sizing = Sizing::new(model, machine, &ask.kv);
+    let sizing = Sizing::new(model, machine, &ask.kv).learning(ask.learned.clone());
     let budget = ask.budget.unwrap_or_else(|| memory::default_budget(machine));
     let context = context(model, ask);
     let terms = sizing.terms(context);
     let total = terms.total();
     let largest = sizing.largest_context(budget, model.shape.context);
     let bytes_per_token = sizing.bytes_per_token(context);
-    let speed = machine.bandwidth.map(|b| b * machine.efficiency / bytes_per_token.max(1) as f64);
+    let predicted = machine.bandwidth.map(|b| b * machine.efficiency / bytes_per_token.max(1) as f64);
+    let speed = ask.learned.decode(bytes_per_token).or(predicted);
     Fit {
         chip: machine.chip.clone(),
         device: machine.device,
@@ -203,7 +211,8 @@ pub fn fit(model: &Model, machine: &Machine, ask: &Ask) -> Fit {
 /// machine's; the others have their own.
 pub fn report(id: &str, path: &Path, model: &Model, here: &Machine, ask: &Ask, skus: Option<&[Machine]>) -> Report {
     let shape = &model.shape;
-    let own = Ask { budget: None, ..ask.clone() };
+    let own = Ask { budget: None, learned: Learned::default(), ..ask.clone() };
+    let sizing = Sizing::new(model, here, &ask.kv);
     let context = context(model, ask);
     let mut notes = shape.notes.clone();
     notes.extend(model.weights.note());
@@ -221,7 +230,8 @@ pub fn report(id: &str, path: &Path, model: &Model, here: &Machine, ask: &Ask, s
         notes,
         context,
         model_context: shape.context,
-        kv_bytes_per_token: Sizing::new(model, here, &ask.kv).kv_bytes_per_token(),
+        kv_bytes_per_token: sizing.kv_bytes_per_token(),
+        learned: ask.learned.shown(context, sizing.transient(context.min(CHUNK), context)),
         here: fit(model, here, ask),
         skus: skus.map(|all| all.iter().map(|machine| fit(model, machine, &own)).collect()),
     }

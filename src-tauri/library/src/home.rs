@@ -148,6 +148,16 @@ impl Home {
         self.root.join("server.json")
     }
 
+    /// What the serving process has in memory; there without one, it did not end in order. See [`crate::marker`].
+    pub fn running_json(&self) -> PathBuf {
+        self.root.join("running.json")
+    }
+
+    /// What was predicted and what was measured. See [`crate::learned`].
+    pub fn learned(&self) -> PathBuf {
+        self.root.join("learned.jsonl")
+    }
+
     fn lock_file(&self) -> PathBuf {
         self.root.join("lock")
     }

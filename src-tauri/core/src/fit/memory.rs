@@ -1,5 +1,6 @@
 //! The terms: bytes of weights, keys and values, prompt computation, allocator and reserve for one row at a context.
 
+use super::learned::Learned;
 use super::shape::{Shape, State};
 use super::weights::Kept;
 use super::{CHUNK, Device, MOST_CONTEXT, Machine, Model};
@@ -15,6 +16,8 @@ const QUERY_BLOCK: u64 = 128;
 const FUSED: [usize; 3] = [64, 80, 128];
 /// Most that the allocator keeps for the next chunk.
 const MOST_ALLOCATOR: u64 = 512 << 20;
+/// The same on a CPU, where the engine sets it.
+const MOST_ALLOCATOR_CPU: u64 = 32 << 20;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -65,32 +68,55 @@ pub fn reserve(ram: u64) -> u64 {
 
 /// One model on one machine, ready to be sized at any context.
 #[derive(Debug, Clone)]
-pub struct Sizing<'a> {
-    shape: &'a Shape,
-    kv: &'a KvPolicy,
+pub struct Sizing {
+    shape: Shape,
+    kv: KvPolicy,
     device: Device,
     kept: Kept,
     /// Bytes of a float as computed.
     element: u64,
     reserve: u64,
+    /// What corrects the transient.
+    learned: Learned,
 }
 
-impl<'a> Sizing<'a> {
+impl Sizing {
     /// A model whose keys and values follow this policy, on this machine.
-    pub fn new(model: &'a Model, machine: &Machine, kv: &'a KvPolicy) -> Self {
+    pub fn new(model: &Model, machine: &Machine, kv: &KvPolicy) -> Self {
         let element = if machine.device == Device::Cpu { 4 } else { model.weights.float() };
         let kept = model.weights.kept(machine.device, model.shape.tied, machine.available);
-        Sizing { shape: &model.shape, kv, device: machine.device, kept, element, reserve: reserve(machine.ram) }
+        Sizing {
+            shape: model.shape.clone(),
+            kv: kv.clone(),
+            device: machine.device,
+            kept,
+            element,
+            reserve: reserve(machine.ram),
+            learned: Learned::default(),
+        }
+    }
+
+    /// The same, with the transient of [`Sizing::terms`] corrected by what was measured.
+    pub fn learning(self, learned: Learned) -> Self {
+        Sizing { learned, ..self }
+    }
+
+    /// Bytes of the weights as the device keeps them.
+    pub fn weights(&self) -> u64 {
+        self.kept.total
     }
 
     /// The terms for one row of `context` tokens.
     pub fn terms(&self, context: u64) -> Terms {
-        let prefill_transient = self.transient(context);
+        let prefill_transient = self.learned.transient(context, |context| self.transient(context.min(CHUNK), context));
         Terms {
             weights: self.kept.total,
-            kv: self.kv_bytes(room_for(context)),
+            kv: self.row_bytes(context),
             prefill_transient,
-            allocator_cache: prefill_transient.min(MOST_ALLOCATOR),
+            allocator_cache: prefill_transient.min(match self.device {
+                Device::Gpu => MOST_ALLOCATOR,
+                Device::Cpu => MOST_ALLOCATOR_CPU,
+            }),
             reserve: self.reserve,
         }
     }
@@ -108,6 +134,11 @@ impl<'a> Sizing<'a> {
             if fits(middle) { fit = middle } else { too_many = middle }
         }
         Some(fit)
+    }
+
+    /// Bytes that a row of `tokens` tokens holds, with the room that its buffers have to spare.
+    pub fn row_bytes(&self, tokens: u64) -> u64 {
+        self.kv_bytes(room_for(tokens))
     }
 
     /// Bytes of keys, values and states of `tokens` tokens.
@@ -154,7 +185,8 @@ impl<'a> Sizing<'a> {
         }
     }
 
-    /// What computing the last chunk of a prompt of `context` tokens holds at its peak, with C tokens in the chunk:
+    /// What computing a chunk of `chunk` prompt tokens (of all rows together) holds at its peak, where the longest of
+    /// those rows has `context` tokens after it, with C tokens in the chunk:
     ///
     /// * the residual stream, its norm and their sum: 3 · C · hidden;
     /// * the larger of a layer's halves: attention (projections, rotated copies, output and its transposition, and the
@@ -163,9 +195,8 @@ impl<'a> Sizing<'a> {
     /// * the logits of the last token only: 4 · vocabulary in f32;
     /// * one layer's keys and values once more, for the moment in which their buffer grows;
     /// * on a CPU without room to unpack weights: the largest matrix as f32.
-    fn transient(&self, context: u64) -> u64 {
-        let shape = self.shape;
-        let (chunk, element) = (context.min(CHUNK), self.element);
+    pub fn transient(&self, chunk: u64, context: u64) -> u64 {
+        let (shape, element) = (&self.shape, self.element);
         let residual = 3 * chunk * shape.hidden * element;
         let attention = shape.states.iter().map(|state| self.attention(state, chunk, context)).max().unwrap_or(0);
         let mlp = chunk * (4 * shape.mlp_width + shape.expert_floats()) * element;

@@ -58,7 +58,7 @@ proptest! {
         let (terms, more) = (sizing.terms(context), sizing.terms(context + step));
         prop_assert!(terms.total() <= more.total() && terms.kv <= more.kv, "monotone");
         prop_assert!(terms.kv >= sizing.kv_bytes(context));
-        let ask = Ask { context: Some(context), budget: Some(budget), kv: kv.clone() };
+        let ask = Ask { context: Some(context), budget: Some(budget), kv: kv.clone(), ..Ask::default() };
         let fit = fit(&model, &machine, &ask);
         let t = fit.terms;
         prop_assert_eq!(fit.total, t.weights + t.kv + t.prefill_transient + t.allocator_cache + t.reserve);
