@@ -128,6 +128,79 @@ pub enum LibraryError {
         /// Bytes available to this user on that disk.
         free: u64,
     },
+    /// The hub did not give what it was asked for.
+    #[error(transparent)]
+    Hub(#[from] crate::hub::HubError),
+    /// There is no room for a download.
+    #[error("not enough disk space in {}: {needed} are needed and {spare} to spare, {free} are free; remove something, or set HF_HUB_CACHE to a larger disk", path.display())]
+    DiskFull {
+        /// The cache.
+        path: PathBuf,
+        /// What is missing of the model.
+        needed: String,
+        /// What has to stay free.
+        spare: String,
+        /// What is free.
+        free: String,
+    },
+    /// A file is not what the hub says it is.
+    #[error(
+        "{file} of {repo} came damaged twice (its checksum should be {expected}, and is {found}) and is removed; try again later"
+    )]
+    Checksum {
+        /// The file.
+        file: String,
+        /// Its repository.
+        repo: String,
+        /// The checksum that the hub gives.
+        expected: String,
+        /// That of what came.
+        found: String,
+    },
+    /// A file changes while it is fetched.
+    #[error("{file} of {repo} was another one {times} times while it was fetched; try again later")]
+    Unstable {
+        /// The file.
+        file: String,
+        /// Its repository.
+        repo: String,
+        /// How often it was begun anew.
+        times: u32,
+    },
+    /// Another process downloads the same model.
+    #[error("{}", match pid { Some(pid) => format!("process {pid} downloads {repo} already"), None => format!("another process downloads {repo} already") })]
+    Downloading {
+        /// The repository.
+        repo: String,
+        /// The process, if it is known.
+        pid: Option<u32>,
+    },
+    /// Hearth has not made this model.
+    #[error("{id} was not made by Hearth, and other programs may use it ({})", path.display())]
+    NotOurs {
+        /// The model.
+        id: String,
+        /// Its folder.
+        path: PathBuf,
+    },
+    /// Folders cannot be watched.
+    #[error("changes of the models' folders cannot be watched: {why}; the list is read anew when it is asked for")]
+    Watch {
+        /// The system's reason.
+        why: String,
+    },
+    /// No such job.
+    #[error("there is no download {id:?}")]
+    NoDownload {
+        /// What was asked for.
+        id: String,
+    },
+    /// A part of Hearth failed that never should.
+    #[error("a part of Hearth failed: {what}; please report it")]
+    Defect {
+        /// What is known of it.
+        what: String,
+    },
 }
 
 fn there_is(available: &[String]) -> String {

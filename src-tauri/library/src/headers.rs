@@ -17,7 +17,7 @@ use crate::folder::{config_of, weight_files};
 use crate::{LibraryError, json};
 
 /// Largest header accepted, in bytes; the format's own limit.
-const MAX_HEADER: u64 = 100_000_000;
+pub(crate) const MAX_HEADER: u64 = 100_000_000;
 
 /// What reading took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -130,6 +130,16 @@ fn file(path: &Path, each: &mut dyn FnMut(Head<'_>)) -> Result<u64, LibraryError
     }
     let mut bytes = vec![0; header as usize];
     file.read_exact(&mut bytes).map_err(LibraryError::io("read", path))?;
+    let end = tensors(path, &bytes, each)?;
+    match length == 8 + header + end {
+        true => Ok(8 + header),
+        false => Err(cut((8 + header).saturating_add(end))),
+    }
+}
+
+/// Counts the tensors of a header that has been read already, such as one from the hub; `path` is for messages. Returns where their
+/// data ends, in bytes from its start.
+pub(crate) fn tensors(path: &Path, bytes: &[u8], each: &mut dyn FnMut(Head<'_>)) -> Result<u64, LibraryError> {
     let mut end = 0;
     let mut wrong = None;
     let visit = Tensors(&mut |name: &str, entry: Entry<'_>| match entry.head(name) {
@@ -141,10 +151,10 @@ fn file(path: &Path, each: &mut dyn FnMut(Head<'_>)) -> Result<u64, LibraryError
             wrong.get_or_insert_with(|| LibraryError::mismatch(path, format!("tensor {name}"), expected, found));
         }
     });
-    let mut parser = serde_json::Deserializer::from_slice(&bytes);
+    let mut parser = serde_json::Deserializer::from_slice(bytes);
     // Parsed once more only where it fails, for a message with the place.
     if visit.deserialize(&mut parser).and_then(|()| parser.end()).is_err() {
-        json::parse::<serde_json::Map<String, Value>>(path, &bytes, "a safetensors header")?;
+        json::parse::<serde_json::Map<String, Value>>(path, bytes, "a safetensors header")?;
         return Err(LibraryError::mismatch(
             path,
             "the header",
@@ -152,11 +162,7 @@ fn file(path: &Path, each: &mut dyn FnMut(Head<'_>)) -> Result<u64, LibraryError
             "something else",
         ));
     }
-    match wrong {
-        Some(wrong) => Err(wrong),
-        None if length != 8 + header + end => Err(cut((8 + header).saturating_add(end))),
-        None => Ok(8 + header),
-    }
+    wrong.map_or(Ok(end), Err)
 }
 
 /// A tensor of a header, nothing copied.

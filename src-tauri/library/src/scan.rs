@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 pub use places::{Place, Places};
+pub(crate) use places::{hf_cache, hf_home};
 
 use crate::folder::{self, ModelFolder};
 use crate::{LibraryError, json, summary::Summary};
@@ -168,6 +169,14 @@ fn meant_folder(name: &str) -> Option<PathBuf> {
 /// As [`resolve`].
 pub fn resolve_id(name: &str, places: &Places) -> Result<ModelEntry, LibraryError> {
     complete(choose(name, scan(places).models)?)
+}
+
+/// The model that `name` means, complete or not: for removing it, or saying what is wrong with it. Never a path.
+///
+/// # Errors
+/// [`LibraryError::NotFound`] and [`LibraryError::Ambiguous`].
+pub fn find(name: &str, places: &Places) -> Result<ModelEntry, LibraryError> {
+    choose(name, scan(places).models)
 }
 
 /// The id and the folder that `name` means, as [`resolve`] finds them. A folder that is named by its path is not opened:

@@ -55,24 +55,39 @@ impl Places {
 }
 
 /// The Hugging Face cache: `HF_HUB_CACHE`, `HF_HOME/hub`, `XDG_CACHE_HOME/huggingface/hub`, `~/.cache/huggingface/hub`.
-fn hf_cache(env: Env<'_>) -> Option<PathBuf> {
-    let set = |name: &str| env(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let home = || set("HOME").or_else(|| etcetera::home_dir().ok());
-    let expand = |p: PathBuf| match p.strip_prefix("~") {
-        Ok(rest) => home().map(|h| h.join(rest)),
-        Err(_) => Some(p),
-    };
-    if let Some(hub) = set("HF_HUB_CACHE").or_else(|| set("HUGGINGFACE_HUB_CACHE")) {
-        return expand(hub);
+pub(crate) fn hf_cache(env: Env<'_>) -> Option<PathBuf> {
+    match set(env, "HF_HUB_CACHE").or_else(|| set(env, "HUGGINGFACE_HUB_CACHE")) {
+        Some(hub) => expand(env, hub),
+        None => hf_home(env).map(|p| p.join("hub")),
     }
-    if let Some(hf) = set("HF_HOME") {
-        return expand(hf).map(|p| p.join("hub"));
+}
+
+/// The folder of the Hugging Face clients: `HF_HOME`, `XDG_CACHE_HOME/huggingface`, `~/.cache/huggingface`.
+pub(crate) fn hf_home(env: Env<'_>) -> Option<PathBuf> {
+    if let Some(hf) = set(env, "HF_HOME") {
+        return expand(env, hf);
     }
-    let cache = match set("XDG_CACHE_HOME") {
+    let cache = match set(env, "XDG_CACHE_HOME") {
         Some(xdg) => xdg,
-        None => home()?.join(".cache"),
+        None => user_home(env)?.join(".cache"),
     };
-    Some(cache.join("huggingface").join("hub"))
+    Some(cache.join("huggingface"))
+}
+
+fn set(env: Env<'_>, name: &str) -> Option<PathBuf> {
+    env(name).filter(|v| !v.is_empty()).map(PathBuf::from)
+}
+
+fn user_home(env: Env<'_>) -> Option<PathBuf> {
+    set(env, "HOME").or_else(|| etcetera::home_dir().ok())
+}
+
+/// `~` as the user's home.
+fn expand(env: Env<'_>, path: PathBuf) -> Option<PathBuf> {
+    match path.strip_prefix("~") {
+        Ok(rest) => user_home(env).map(|h| h.join(rest)),
+        Err(_) => Some(path),
+    }
 }
 
 impl Place {

@@ -1,0 +1,194 @@
+//! `hearth pull`: downloads a model. With a server running in this home it is the server's job, so that there is one, whoever asks;
+//! else this process does it.
+
+use crate::args::PullArgs;
+use crate::client::Client;
+use crate::commands::running;
+use crate::failure::Failure;
+use crate::output;
+use hearth_library::LibraryError;
+use hearth_library::catalogue::preview;
+use hearth_library::download::{Download, DownloadManager, DownloadState, FileState};
+use hearth_library::home::{Home, process_env};
+use hearth_library::hub::{Hub, HubError, HubOptions, Repo, Revision, parse_spec};
+use hearth_machine::chips;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::time::Duration;
+
+/// Who does the job.
+enum Worker {
+    Server(Client),
+    Own(DownloadManager),
+}
+
+/// How often its progress is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Downloads the model, or goes on with it.
+///
+/// # Errors
+/// Exit code 2 for a name that cannot be one, 1 with the reason when it could not be downloaded, or was interrupted.
+pub async fn run(args: PullArgs, home: &Home) -> Result<(), Failure> {
+    let (repo, revision) = parse_spec(&args.model).map_err(|e| failure(e.into()))?;
+    if args.dry_run {
+        return look(&repo, &revision, args.json).await;
+    }
+    let worker = match running::find(home, None)? {
+        Some(server) => Worker::Server(server.client),
+        None => Worker::Own(DownloadManager::standard(home)?),
+    };
+    let mut job = worker.start(repo.as_str(), revision.as_str()).await?;
+    let bar = bar();
+    // Registered once, so that a ctrl-c between two looks counts.
+    let interrupt = tokio::signal::ctrl_c();
+    tokio::pin!(interrupt);
+    let mut stopping = false;
+    while job.state.is_active() {
+        show(&bar, &job);
+        tokio::select! {
+            _ = &mut interrupt, if !stopping => {
+                stopping = true;
+                worker.pause(&job.id).await?;
+            }
+            () = worker.wait(&job.id) => {}
+        }
+        job = worker.get(&job.id).await?;
+    }
+    bar.finish_and_clear();
+    end(&job, &args)
+}
+
+/// What there would be to download, and whether it fits.
+async fn look(repo: &Repo, revision: &Revision, json: bool) -> Result<(), Failure> {
+    let hub = Hub::new(HubOptions::from_env(&process_env)).map_err(|e| failure(e.into()))?;
+    let found = preview(&hub, repo, revision, &chips::here()).await.map_err(failure)?;
+    if json {
+        return output::json(&found);
+    }
+    let bytes = found.bytes.map_or_else(|| "of unknown size".to_owned(), output::size);
+    output::line(&format!(
+        "{} at {}: {}, {bytes}",
+        found.repo,
+        found.commit,
+        output::counted(found.files as u64, "file", "files")
+    ))?;
+    if found.gated {
+        output::line("its terms have to be accepted on its page first")?;
+    }
+    let verdict = match (&found.fit, &found.note) {
+        (Some(fit), _) if !fit.supported => "this version of Hearth does not run its family".to_owned(),
+        (Some(fit), _) if fit.fits => format!("fits on this computer: it takes {}", output::size(fit.total)),
+        (Some(fit), _) => format!("does not fit on this computer: it takes {}", output::size(fit.total)),
+        (None, note) => format!("whether it fits is not known: {}", note.as_deref().unwrap_or("no reason is known")),
+    };
+    output::line(&verdict)
+}
+
+fn end(job: &Download, args: &PullArgs) -> Result<(), Failure> {
+    if args.json {
+        output::json(job)?;
+    }
+    let message = || job.message.clone().unwrap_or_default();
+    match job.state {
+        DownloadState::Done => {
+            if let Some(note) = &job.message {
+                eprintln!("note: {note}");
+            }
+            match &job.path {
+                Some(path) if !args.json => output::line(path),
+                _ => Ok(()),
+            }
+        }
+        DownloadState::Paused if job.message.is_none() => {
+            Err(Failure::no(format!("paused at {} %; `hearth pull {}` goes on from there", job.percent(), args.model)))
+        }
+        DownloadState::Cancelled => Err(Failure::no("the download was cancelled, and what it had fetched is removed")),
+        _ if job.bytes > 0 => Err(Failure::no(format!(
+            "{}\n{} of {} are here; `hearth pull {}` goes on from there",
+            message(),
+            output::size(job.bytes),
+            output::size(job.total),
+            args.model
+        ))),
+        _ => Err(Failure::no(message())),
+    }
+}
+
+/// The exit code of a download that cannot begin.
+fn failure(e: LibraryError) -> Failure {
+    match &e {
+        LibraryError::Hub(HubError::BadRepo { .. } | HubError::BadRevision { .. } | HubError::BadEndpoint { .. }) => {
+            Failure::usage(e.to_string())
+        }
+        _ => Failure::no(e.to_string()),
+    }
+}
+
+impl Worker {
+    async fn start(&self, repo: &str, revision: &str) -> Result<Download, Failure> {
+        match self {
+            Self::Server(client) => client.start_download(repo, revision).await,
+            Self::Own(manager) => manager.start(repo, Some(revision)).map_err(failure),
+        }
+    }
+
+    async fn get(&self, id: &str) -> Result<Download, Failure> {
+        match self {
+            Self::Server(client) => client.download(id).await,
+            Self::Own(manager) => manager.get(id).map_err(failure),
+        }
+    }
+
+    async fn pause(&self, id: &str) -> Result<Download, Failure> {
+        match self {
+            Self::Server(client) => client.pause_download(id).await,
+            Self::Own(manager) => manager.pause(id).map_err(failure),
+        }
+    }
+
+    /// Waits until there may be something new.
+    async fn wait(&self, id: &str) {
+        let settled = async {
+            match self {
+                Self::Server(_) => std::future::pending().await,
+                Self::Own(manager) => drop(manager.settled(id).await),
+            }
+        };
+        let _ = tokio::time::timeout(LOOK, settled).await;
+    }
+}
+
+fn bar() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    let style = "{prefix} {bar:24} {percent:>3} %  {msg}";
+    if let Ok(style) = ProgressStyle::with_template(style) {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn show(bar: &ProgressBar, job: &Download) {
+    bar.set_prefix(job.repo.clone());
+    bar.set_length(job.total.max(1));
+    bar.set_position(job.bytes);
+    let done = job.files.iter().filter(|f| f.state == FileState::Done).count();
+    let mut text = match job.state {
+        DownloadState::Queued => "waits for another download".to_owned(),
+        DownloadState::Checking => "asking the hub".to_owned(),
+        DownloadState::Verifying => "verifying".to_owned(),
+        _ => format!(
+            "{} of {}, {}/s, {done} of {} files",
+            output::size(job.bytes),
+            output::size(job.total),
+            output::size(job.speed),
+            job.files.len()
+        ),
+    };
+    if let Some(seconds) = job.remaining_s.filter(|_| job.state == DownloadState::Downloading) {
+        text = format!("{text}, {} left", output::duration(seconds as f64));
+    }
+    if let Some(message) = &job.message {
+        text = format!("{text}; {message}");
+    }
+    bar.set_message(text);
+}

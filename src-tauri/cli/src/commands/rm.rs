@@ -1,0 +1,67 @@
+//! `hearth rm`: removes a model, after saying what that frees.
+
+use crate::args::RmArgs;
+use crate::commands::running;
+use crate::failure::Failure;
+use crate::output::{self, size};
+use hearth_library::LibraryError;
+use hearth_library::home::Home;
+use hearth_library::remove::{self, Removal};
+use hearth_library::scan::{Places, find};
+use std::io::{IsTerminal, Write};
+
+/// Says what it would free, asks, and removes it.
+///
+/// # Errors
+/// Exit code 3 when there is no such model, 1 when it is in use, somebody else's, or the user says no.
+pub async fn run(args: &RmArgs, home: &Home) -> Result<(), Failure> {
+    let entry = find(&args.model, &Places::standard(home, &[]))?;
+    let removal = remove::plan(&entry)?;
+    if let Some(server) = running::find(home, None)? {
+        let loaded = server.client.stats().await?.model;
+        if loaded.is_some_and(|m| m.id == entry.id) {
+            return Err(Failure::no(format!("{} is loaded by the running server; `hearth stop` it first", entry.id)));
+        }
+    }
+    if !removal.own && !args.foreign {
+        return Err(Failure::no(format!("{}; to remove it all the same add --foreign", foreign(&removal))));
+    }
+    if !args.yes && !agreed(&removal)? {
+        return Err(Failure::no("nothing is removed"));
+    }
+    let done = remove::remove(&removal, args.foreign).map_err(|e: LibraryError| Failure::no(e.to_string()))?;
+    if args.json {
+        return output::json(&done);
+    }
+    for kept in &done.kept {
+        eprintln!("note: {kept}");
+    }
+    output::line(&format!("removed {}, which frees {}", done.id, size(done.frees)))
+}
+
+fn foreign(removal: &Removal) -> String {
+    format!("{} was not made by Hearth, and other programs may use it ({})", removal.id, removal.path.display())
+}
+
+fn agreed(removal: &Removal) -> Result<bool, Failure> {
+    let mut question = format!(
+        "remove {} ({}, {})?",
+        removal.id,
+        output::counted(removal.files as u64, "file", "files"),
+        size(removal.frees)
+    );
+    if !removal.own {
+        question = format!("{}\n{question}", foreign(removal));
+    }
+    for kept in &removal.kept {
+        question = format!("{kept}\n{question}");
+    }
+    if !std::io::stdin().is_terminal() {
+        return Err(Failure::no(format!("{question} add --yes to say so")));
+    }
+    eprint!("{question} [y/N] ");
+    std::io::stderr().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
+}

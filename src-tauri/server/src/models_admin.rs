@@ -1,0 +1,162 @@
+//! The models on disk over HTTP: the list, and removing one; and the catalogue of models that could be.
+
+use crate::downloads::{manager, parameter, refused};
+use crate::error::ServerError;
+use crate::state::AppState;
+use axum::Json;
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use hearth_core::stats::Health;
+use hearth_library::catalogue::{Catalogue, Preview};
+use hearth_library::remove::{self, Removal};
+use hearth_library::scan;
+use hearth_library::shelf::{self, LibraryModel};
+use hearth_machine::chips;
+use percent_encoding::percent_decode_str;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// `GET /api/hearth/models`: every model on disk with what it can do and whether it fits; places that cannot be read now.
+pub(crate) async fn list(State(state): State<AppState>) -> Result<Json<Value>, ServerError> {
+    let (loaded, loading) = in_memory(&state);
+    let places = state.config().places.clone();
+    let work = move || {
+        let found = scan::scan(&places);
+        let here = chips::here();
+        let models: Vec<Value> = found
+            .models
+            .into_iter()
+            .map(|entry| {
+                let model = shelf::describe(entry, &here);
+                let state = state_of(&model, loaded.as_deref(), loading.as_deref());
+                let mut value = serde_json::to_value(&model).unwrap_or_default();
+                value["state"] = state.into();
+                value["pinned"] = false.into();
+                value
+            })
+            .collect();
+        Ok(json!({"models": models, "away": found.away}))
+    };
+    state.prepare(work).await.map(Json)
+}
+
+/// `GET /api/hearth/catalogue`: the built-in list of models, with what is on disk and what the hub has said of it.
+pub(crate) async fn catalogue(State(state): State<AppState>) -> Result<Json<Value>, ServerError> {
+    let places = state.config().places.clone();
+    let manager = state.config().downloads.clone();
+    let work = move || {
+        let list = Catalogue::built_in().map_err(refused)?;
+        let here: BTreeSet<String> = scan::scan(&places).models.into_iter().map(|m| m.id).collect();
+        let models: Vec<Value> = list
+            .models
+            .iter()
+            .map(|model| {
+                let said = manager.as_ref().and_then(|m| m.known_preview(&model.repo));
+                let mut value = serde_json::to_value(model).unwrap_or_default();
+                value["size_class"] = model.size_class().into();
+                value["on_disk"] = here.contains(&model.repo).into();
+                value["bytes"] = said.as_ref().and_then(|p| p.bytes).or(model.bytes).into();
+                value["fit"] = serde_json::to_value(said.and_then(|p| p.fit)).unwrap_or_default();
+                value
+            })
+            .collect();
+        Ok(json!({"version": list.version, "date": list.date, "models": models}))
+    };
+    state.prepare(work).await.map(Json)
+}
+
+/// `GET /api/hearth/catalogue/preview?repo=ORG/NAME`: what the hub says of any model: bytes, and whether it fits on this machine, from
+/// headers alone.
+pub(crate) async fn preview(
+    State(state): State<AppState>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Preview>, ServerError> {
+    let repo = parameter(query.as_deref().unwrap_or_default(), "repo")?
+        .ok_or_else(|| ServerError::param("repo", "repo is missing; expected the name of a model on the hub"))?;
+    let here = state.prepare(|| Ok(chips::here())).await?;
+    manager(&state)?.preview(&repo, &here).await.map(Json).map_err(refused)
+}
+
+/// The ids of the loaded and of the loading model.
+fn in_memory(state: &AppState) -> (Option<String>, Option<String>) {
+    let loading = match state.backend().health() {
+        Health::Loading { model, .. } => Some(model),
+        _ => None,
+    };
+    (state.backend().stats().model.map(|m| m.id), loading)
+}
+
+fn state_of(model: &LibraryModel, loaded: Option<&str>, loading: Option<&str>) -> &'static str {
+    let id = Some(model.entry.id.as_str());
+    match () {
+        () if loaded == id => "loaded",
+        () if loading == id => "loading",
+        () if model.entry.is_complete() => "on_disk",
+        () => "incomplete",
+    }
+}
+
+/// `GET /api/hearth/models/removal?model=ID`: what removing it would free, and what would stay.
+pub(crate) async fn removal(
+    State(state): State<AppState>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Removal>, ServerError> {
+    let (model, _) = asked(query.as_deref().unwrap_or_default())?;
+    let places = state.config().places.clone();
+    state.prepare(move || planned(&model, &places)).await.map(Json)
+}
+
+/// `DELETE /api/hearth/models?model=ID[&foreign=true]`: removes it; `foreign` for one that Hearth has not made.
+pub(crate) async fn delete(
+    State(state): State<AppState>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Removal>, ServerError> {
+    let (model, foreign) = asked(query.as_deref().unwrap_or_default())?;
+    let places = state.config().places.clone();
+    let (loaded, loading) = in_memory(&state);
+    let work = move || {
+        let removal = planned(&model, &places)?;
+        if [loaded, loading].iter().flatten().any(|id| *id == removal.id) {
+            return Err(ServerError::Refused {
+                status: StatusCode::CONFLICT,
+                code: "model_in_use",
+                message: format!("{} is loaded; unload it first", removal.id),
+            });
+        }
+        remove::remove(&removal, foreign).map_err(refused)
+    };
+    state.prepare(work).await.map(Json)
+}
+
+fn planned(model: &str, places: &scan::Places) -> Result<Removal, ServerError> {
+    let entry = scan::find(model, places).map_err(refused)?;
+    // A part of a name is good enough to look at a model, not to remove it.
+    if entry.id != model {
+        return Err(ServerError::param("model", format!("model: expected the whole id {}, found {model:?}", entry.id)));
+    }
+    remove::plan(&entry).map_err(refused)
+}
+
+/// `model` and `foreign` of a query.
+fn asked(query: &str) -> Result<(String, bool), ServerError> {
+    let (mut model, mut foreign) = (None, false);
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let value = value.replace('+', " ");
+        let value = percent_decode_str(&value).decode_utf8();
+        let value = value.map_err(|_| ServerError::bad("the query is not UTF-8 once it is decoded"))?;
+        match (name, &*value) {
+            ("model", id) if !id.is_empty() => model = Some(id.to_owned()),
+            ("foreign", "true") => foreign = true,
+            ("foreign", "false") => foreign = false,
+            ("model" | "foreign", _) => {
+                return Err(ServerError::param(
+                    name,
+                    format!("{name}: expected an id, or true or false; found {value:?}"),
+                ));
+            }
+            _ => return Err(ServerError::param(name, format!("expected model or foreign, found {name:?}"))),
+        }
+    }
+    model.map(|m| (m, foreign)).ok_or_else(|| ServerError::param("model", "model is missing; expected an id"))
+}

@@ -1,0 +1,287 @@
+//! Downloads through the real binary: killed again and again, together with a server, and with the hub's own Python client.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+#[path = "support.rs"]
+mod support;
+
+use hearth_test_hub::{Hub, tiny_model};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use support::{Place, Server, eventually, ran, starter, wait};
+
+const CONNECTIONS: u64 = 8;
+const CHUNK: u64 = 1 << 20;
+
+/// `hearth` in a place, with this hub.
+fn hearth(place: &Place, hub: &Hub, args: &[&str]) -> Command {
+    let mut cmd = place.hearth(args);
+    cmd.env("HF_ENDPOINT", hub.url()).env_remove("HTTP_PROXY").env_remove("http_proxy");
+    cmd
+}
+
+fn add(hub: &Hub, repo: &str, bytes: usize, seed: u8) -> String {
+    let files = tiny_model(bytes, seed);
+    let files: Vec<(&str, &[u8])> = files.iter().map(|(path, bytes)| (*path, bytes.as_slice())).collect();
+    hub.add(repo, &files)
+}
+
+fn snapshot(place: &Place, repo: &str, commit: &str) -> PathBuf {
+    place.path("hub").join(format!("models--{}", repo.replace('/', "--"))).join("snapshots").join(commit)
+}
+
+fn same(a: &Path, b: &Path) -> bool {
+    fs::read(a).unwrap() == fs::read(b).unwrap()
+}
+
+/// Bytes of complete chunks, as the journals have them, and of whole files.
+fn kept(place: &Place, repo: &str) -> u64 {
+    let blobs = place.path("hub").join(format!("models--{}", repo.replace('/', "--"))).join("blobs");
+    let Ok(entries) = fs::read_dir(blobs) else { return 0 };
+    let mut sum = 0;
+    for entry in entries.map(Result::unwrap) {
+        let name = entry.file_name().into_string().unwrap();
+        if name.ends_with(".hearth-journal") {
+            let text = fs::read_to_string(entry.path()).unwrap_or_default();
+            let size: u64 = text.split(' ').nth(2).and_then(|s| s.parse().ok()).unwrap_or(0);
+            let chunk = |i: u64| CHUNK.min(size.saturating_sub(i * CHUNK));
+            sum += text.lines().skip(1).filter_map(|l| l.parse().ok()).map(chunk).sum::<u64>();
+        } else if !name.contains(".hearth-") {
+            sum += entry.metadata().unwrap().len();
+        }
+    }
+    sum
+}
+
+/// A repeatable stream of numbers.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % sides
+    }
+}
+
+/// 20 kills; `HEARTH_TEST_KILLS` asks for another number, as `cargo xtask soak --downloads` does.
+#[test]
+fn killed_at_any_moment_it_goes_on_from_what_is_on_disk() {
+    const REPO: &str = "org/starter";
+    let kills: u32 = std::env::var("HEARTH_TEST_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
+    let hub = Hub::start().unwrap();
+    let commit = hub.add_folder(REPO, &starter()).unwrap();
+    let mut place = Place::new();
+    let mut dice = Dice(7);
+    let (mut killed, mut finished, mut most) = (0, 0, 0);
+    hub.rate(Some(6_000_000));
+    while killed < kills {
+        let before = kept(&place, REPO);
+        hub.forget();
+        let mut pull =
+            hearth(&place, &hub, &["pull", REPO]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(100 + dice.roll(900)));
+        if pull.try_wait().unwrap().is_some_and(|status| status.success()) {
+            whole(&place, REPO, &commit);
+            (place, finished) = (Place::new(), finished + 1);
+            continue;
+        }
+        let _ = pull.kill();
+        pull.wait().unwrap();
+        killed += 1;
+        // What was on its way in the sockets was sent and never seen.
+        std::thread::sleep(Duration::from_millis(50));
+        let (after, served) = (kept(&place, REPO), hub.served());
+        assert!(after >= before, "{before} bytes were here, {after} are");
+        let twice = served.saturating_sub(after - before);
+        most = most.max(twice);
+        assert!(twice <= CONNECTIONS * (CHUNK + 300_000), "{twice} of {served} bytes will be fetched again");
+    }
+    let ls = ran(hearth(&place, &hub, &["ls", "--json"])).exits(0).json();
+    let job = &ls["downloads"][0];
+    if kept(&place, REPO) > 0 && !job.is_null() {
+        assert_eq!((job["state"].as_str(), job["bytes"].as_u64()), (Some("paused"), Some(kept(&place, REPO))), "{ls}");
+    }
+    hub.rate(None);
+    ran(hearth(&place, &hub, &["pull", REPO])).exits(0);
+    whole(&place, REPO, &commit);
+    println!("{killed} kills, {finished} finished between them; at most {most} bytes fetched again after one");
+}
+
+fn whole(place: &Place, repo: &str, commit: &str) {
+    let folder = snapshot(place, repo, commit);
+    for name in
+        ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+    {
+        assert!(same(&folder.join(name), &starter().join(name)), "{name}");
+    }
+    let ls = place.run(&["ls", "--json"]).exits(0).json();
+    assert_eq!((&ls["models"][0]["id"], &ls["models"][0]["problem"]), (&json!(repo), &Value::Null), "{ls}");
+}
+
+#[test]
+fn pull_says_where_the_model_is_and_what_went_wrong() {
+    let (hub, place) = (Hub::start().unwrap(), Place::new());
+    let commit = add(&hub, "org/tiny", 100_000, 1);
+    let done = ran(hearth(&place, &hub, &["pull", "org/tiny"])).exits(0);
+    assert_eq!(done.out.trim(), snapshot(&place, "org/tiny", &commit).to_str().unwrap());
+    let by_commit = ran(hearth(&place, &hub, &["pull", &format!("org/tiny@{commit}"), "--json"])).exits(0).json();
+    assert_eq!((&by_commit["state"], &by_commit["id"]), (&json!("done"), &json!(format!("org--tiny@{commit}"))));
+    let missing = ran(hearth(&place, &hub, &["pull", "org/none"])).exits(1);
+    assert!(missing.err.contains("there is no model org/none at 127.0.0.1"), "{missing:?}");
+    let bad = ran(hearth(&place, &hub, &["pull", "not a name"])).exits(2);
+    assert!(bad.err.contains("org/name"), "{bad:?}");
+    let mut away = place.hearth(&["pull", "org/tiny2"]);
+    away.env("HF_ENDPOINT", "http://127.0.0.1:9");
+    assert!(ran(away).exits(1).err.contains("cannot reach 127.0.0.1:9"));
+    // Everything local still works.
+    assert_eq!(place.run(&["ls", "--json"]).exits(0).json()["models"][0]["id"], "org/tiny");
+    let found = ran(hearth(&place, &hub, &["search", "TINY"])).exits(0);
+    assert!(found.out.contains("org/tiny") && found.out.contains("here"), "{found:?}");
+}
+
+#[test]
+fn a_ctrl_c_pauses_and_the_next_pull_goes_on() {
+    let (hub, place) = (Hub::start().unwrap(), Place::new());
+    add(&hub, "org/tiny", 20_000_000, 1);
+    hub.rate(Some(2_000_000));
+    let mut pull = hearth(&place, &hub, &["pull", "org/tiny"]).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("something has come", || kept(&place, "org/tiny") > CHUNK);
+    rustix::process::kill_process(rustix::process::Pid::from_child(&pull), Signal::INT).unwrap();
+    assert_eq!(wait(&mut pull).code(), Some(1));
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut pull.stderr.take().unwrap(), &mut said).unwrap();
+    assert!(said.contains("paused at ") && said.contains("`hearth pull org/tiny` goes on from there"), "{said}");
+    let here = kept(&place, "org/tiny");
+    let ls = place.run(&["ls"]).exits(0);
+    assert!(ls.out.contains("org/tiny") && ls.out.contains("paused at"), "{ls:?}");
+    hub.rate(None);
+    hub.forget();
+    ran(hearth(&place, &hub, &["pull", "org/tiny"])).exits(0);
+    assert!(hub.served() <= 20_100_000 - here, "{} were sent though {here} were here", hub.served());
+}
+
+/// One admin request with the key of the place's server.
+fn admin(place: &Place, method: reqwest::Method, path: &str, body: Option<Value>) -> (u16, Value) {
+    let record: Value = serde_json::from_slice(&fs::read(place.home().join("server.json")).unwrap()).unwrap();
+    let url = format!("http://127.0.0.1:{}{path}", record["port"]);
+    let mut request = support::http().request(method, url).bearer_auth(record["token"].as_str().unwrap());
+    if let Some(body) = body {
+        request = request.json(&body);
+    }
+    let reply = request.send().unwrap();
+    (reply.status().as_u16(), reply.json().unwrap_or_default())
+}
+
+#[test]
+fn a_running_server_does_the_job_and_there_is_one() {
+    use reqwest::Method;
+    let hub = Hub::start().unwrap();
+    let commit = add(&hub, "org/tiny", 8_000_000, 1);
+    hub.rate(Some(1_000_000));
+    let place = Place::new();
+    let mut serve = hearth(&place, &hub, &["serve", "--port", "0"]);
+    serve.env("HF_TOKEN", "hf_old");
+    let server = Server::spawn(place, serve);
+    let place = &server.place;
+    let mut pull: Child = hearth(place, &hub, &["pull", "org/tiny"]).stdout(Stdio::piped()).spawn().unwrap();
+    let job = || admin(place, Method::GET, "/api/hearth/downloads", None).1["downloads"][0].clone();
+    eventually("the server has the job", || job()["state"] == "downloading");
+    let (status, same) = admin(place, Method::POST, "/api/hearth/downloads", Some(json!({"repo": "org/tiny"})));
+    assert_eq!((status, &same["id"]), (200, &json!("org--tiny@main")));
+    let path = "/api/hearth/downloads/org--tiny@main";
+    assert_eq!(admin(place, Method::POST, &format!("{path}/pause"), None).0, 200);
+    assert_eq!(wait(&mut pull).code(), Some(1), "whoever waits for it hears of it");
+    assert_eq!(job()["state"], "paused");
+    assert_eq!(admin(place, Method::POST, &format!("{path}/resume"), None).0, 200);
+    hub.rate(None);
+    eventually("it is done", || job()["state"] == "done");
+    assert_eq!(job()["path"], snapshot(place, "org/tiny", &commit).to_str().unwrap());
+    assert!(job()["message"].as_str().unwrap().contains("HF_TOKEN is not valid any more"), "{}", job());
+    assert_eq!(hub.leaks(), 0);
+    // Looked at, searched, removed.
+    let (_, models) = admin(place, Method::GET, "/api/hearth/models", None);
+    let model = &models["models"][0];
+    assert_eq!(
+        (&model["id"], &model["state"], &model["pinned"]),
+        (&json!("org/tiny"), &json!("on_disk"), &json!(false))
+    );
+    let (_, found) = admin(place, Method::GET, "/api/hearth/search?q=tiny", None);
+    assert_eq!(found["models"][0]["repo"], "org/tiny");
+    let (_, removal) = admin(place, Method::GET, "/api/hearth/models/removal?model=org/tiny", None);
+    assert!(removal["frees"].as_u64().unwrap() > 8_000_000 && removal["own"] == true, "{removal}");
+    let (status, refused) = admin(place, Method::DELETE, "/api/hearth/models?model=tiny", None);
+    assert!(status == 400 && refused["error"]["message"].as_str().unwrap().contains("whole id"), "{refused}");
+    assert_eq!(admin(place, Method::DELETE, "/api/hearth/models?model=org/tiny", None).0, 200);
+    assert!(!place.path("hub/models--org--tiny").exists());
+    for (path, body, status) in [
+        ("/api/hearth/downloads", json!({"repo": "../x"}), 400),
+        ("/api/hearth/downloads", json!({"repo": 7}), 400),
+        ("/api/hearth/downloads", json!({"repo": "a/b", "rev": "x"}), 400),
+        ("/api/hearth/downloads/nothing/pause", json!({}), 404),
+        ("/api/hearth/downloads/nothing/dance", json!({}), 404),
+    ] {
+        let (got, answer) = admin(place, Method::POST, path, Some(body));
+        assert_eq!(got, status, "{path}: {answer}");
+    }
+}
+
+#[test]
+fn rm_says_what_it_frees_and_asks() {
+    let (hub, place) = (Hub::start().unwrap(), Place::new());
+    add(&hub, "org/tiny", 500_000, 1);
+    ran(hearth(&place, &hub, &["pull", "org/tiny"])).exits(0);
+    let asked = place.run(&["rm", "tiny"]).exits(1);
+    assert!(asked.err.contains("remove org/tiny (4 files, 500.") && asked.err.contains("add --yes"), "{asked:?}");
+    let removed = place.run(&["rm", "tiny", "--yes"]).exits(0);
+    assert!(removed.out.starts_with("removed org/tiny, which frees 500."), "{removed:?}");
+    assert!(!place.path("hub/models--org--tiny").exists());
+    place.run(&["rm", "tiny", "--yes"]).exits(3);
+    // What another program has downloaded is not Hearth's to remove.
+    ran(hearth(&place, &hub, &["pull", "org/tiny"])).exits(0);
+    fs::remove_file(place.path("hub/models--org--tiny/.hearth.json")).unwrap();
+    let foreign = place.run(&["rm", "org/tiny", "--yes"]).exits(1);
+    assert!(foreign.err.contains("was not made by Hearth") && foreign.err.contains("--foreign"), "{foreign:?}");
+    place.run(&["rm", "org/tiny", "--yes", "--foreign"]).exits(0);
+}
+
+/// Runs Python with the hub's own client in a place.
+fn python(place: &Place, hub: &Hub, code: &str) -> support::Ran {
+    let mut cmd = Command::new(support::hub_python());
+    cmd.args(["-c", code]).env("HF_ENDPOINT", hub.url()).env("HF_HUB_CACHE", place.path("hub"));
+    cmd.env("HF_HOME", place.path("hf")).env("HF_HUB_DISABLE_XET", "1").env("HF_HUB_DISABLE_TELEMETRY", "1");
+    cmd.env_remove("HF_TOKEN").env("HF_HUB_DISABLE_PROGRESS_BARS", "1").current_dir(place.dir.path());
+    ran(cmd)
+}
+
+#[test]
+fn the_python_client_finds_what_hearth_downloads_and_hearth_what_it_does() {
+    let (hub, place) = (Hub::start().unwrap(), Place::new());
+    let commit = add(&hub, "org/ours", 2_000_000, 1);
+    let theirs = add(&hub, "org/theirs", 2_000_000, 2);
+    ran(hearth(&place, &hub, &["pull", "org/ours"])).exits(0);
+    hub.forget();
+    let code = "from huggingface_hub import snapshot_download, scan_cache_dir\n\
+                print(snapshot_download('org/ours', local_files_only=True))\n\
+                info = scan_cache_dir()\n\
+                print(len(info.warnings), [r.repo_id for r in info.repos])";
+    let seen = python(&place, &hub, code).exits(0);
+    let expected = format!("{}\n0 ['org/ours']\n", snapshot(&place, "org/ours", &commit).display());
+    assert_eq!(seen.out, expected, "{seen:?}");
+    // Going on with it online, it fetches what Hearth had no use for, and nothing twice.
+    python(&place, &hub, "from huggingface_hub import snapshot_download\nsnapshot_download('org/ours')").exits(0);
+    assert_eq!(hub.served(), "not needed".len() as u64, "{:?}", hub.seen());
+    python(&place, &hub, "from huggingface_hub import snapshot_download\nsnapshot_download('org/theirs')").exits(0);
+    let ls = place.run(&["ls", "--json"]).exits(0).json();
+    let models: Vec<(&str, bool)> =
+        ls["models"].as_array().unwrap().iter().map(|m| (m["id"].as_str().unwrap(), m["problem"].is_null())).collect();
+    assert_eq!(models, [("org/ours", true), ("org/theirs", true)]);
+    hub.forget();
+    let done = ran(hearth(&place, &hub, &["pull", "org/theirs"])).exits(0);
+    assert_eq!(done.out.trim(), snapshot(&place, "org/theirs", &theirs).to_str().unwrap());
+    assert_eq!(hub.served(), 0, "verified, not fetched");
+    let foreign = place.run(&["rm", "org/theirs", "--yes"]).exits(1);
+    assert!(foreign.err.contains("not made by Hearth"), "{foreign:?}");
+}
