@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Limits of memory, context and rows. A field that is absent stays as it is; an answer has all that apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct Limits {
     /// Bytes that model, rows, prompt cache in memory, and reserve may take together.
     pub budget: Option<u64>,
@@ -20,6 +21,7 @@ pub struct Limits {
 
 /// What some limits would mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct LimitsPreview {
     /// Whether the loaded model still fits, with the context that was asked for or else a short one.
     pub fits: bool,

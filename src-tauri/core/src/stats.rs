@@ -9,6 +9,7 @@ pub const STATS_VERSION: u32 = 1;
 /// Whether the server can answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub enum Health {
     /// A model is in memory.
     Ready {
@@ -34,6 +35,7 @@ pub enum Health {
 /// The engine's figures at one moment.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct Stats {
     /// [`STATS_VERSION`].
     pub version: u32,
@@ -57,6 +59,7 @@ pub struct Stats {
 
 /// The loaded model.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct ModelStats {
     /// Its id.
     pub id: String,
@@ -70,6 +73,7 @@ pub struct ModelStats {
 
 /// One row.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct RowStats {
     /// The row's number.
     pub id: u64,
@@ -88,6 +92,7 @@ pub struct RowStats {
 /// Sums since the start.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct Totals {
     /// Generations accepted.
     pub requests: u64,
@@ -108,6 +113,7 @@ pub struct Totals {
 /// Memory in bytes, as MLX and the operating system see it.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct MemoryStats {
     /// Model weights.
     pub weights: u64,
@@ -130,6 +136,7 @@ pub struct MemoryStats {
 /// The memory ledger in bytes: what everything is for, against one budget. The six categories sum to `total` exactly.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct LedgerStats {
     /// Bytes that may be used.
     pub budget: u64,
@@ -166,6 +173,7 @@ pub struct LedgerStats {
 /// How tight memory is, and what was done about it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct GuardStats {
     /// Which mark is passed.
     pub level: GuardLevel,
@@ -182,6 +190,7 @@ pub struct GuardStats {
 /// Marks of the memory ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub enum GuardLevel {
     /// Below both.
     #[default]
@@ -195,6 +204,7 @@ pub enum GuardLevel {
 /// Memory pressure as the operating system sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub enum PressureLevel {
     /// It does not say.
     #[default]
@@ -210,6 +220,7 @@ pub enum PressureLevel {
 /// One thing that the guard did.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct GuardAction {
     /// Its number, one more than that of the action before it.
     pub id: u64,
@@ -226,6 +237,7 @@ pub struct GuardAction {
 /// The prompt cache's two tiers.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct CacheStats {
     /// Entries in memory.
     pub ram: RamCacheStats,
@@ -236,6 +248,7 @@ pub struct CacheStats {
 /// The prompt cache in memory.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct RamCacheStats {
     /// Most bytes it may hold; 0: it is off.
     pub cap: u64,
@@ -268,6 +281,7 @@ pub struct RamCacheStats {
 /// The prompt cache on disk.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct SsdCacheStats {
     /// Whether it works.
     pub state: SsdState,
@@ -302,6 +316,7 @@ pub struct SsdCacheStats {
 /// Whether the prompt cache on disk works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub enum SsdState {
     /// It was not asked for.
     #[default]
@@ -315,6 +330,7 @@ pub enum SsdState {
 /// What a flush of the prompt cache did.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct CacheFlush {
     /// Entries that are on disk now.
     pub entries: usize,
@@ -327,6 +343,7 @@ pub struct CacheFlush {
 /// What a clearing of the prompt cache removed.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct CacheClear {
     /// Entries in memory.
     pub entries: usize,

@@ -1,8 +1,21 @@
 //! What the server can be told before it starts, and why it may refuse to start.
 
+use crate::logs::LogRing;
+use crate::settings::Settings;
+use hearth_library::download::DownloadManager;
+use hearth_library::learned::Log;
 use hearth_library::scan::Places;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
+
+/// Where measurements are kept, and which of them count.
+#[derive(Debug, Clone)]
+pub struct Learning {
+    /// The log.
+    pub log: Log,
+    /// The engine's version of MLX.
+    pub mlx: String,
+}
 
 /// Settings of the HTTP server. [`ServerConfig::default`] is loopback only, without keys.
 #[derive(Clone)]
@@ -25,8 +38,18 @@ pub struct ServerConfig {
     pub keep_client_headers: bool,
     /// The key of the admin routes; without one they refuse everything.
     pub admin_token: Option<String>,
+    /// What `/health` says beside `empty`: why no model was loaded.
+    pub notice: Option<String>,
+    /// What was measured on this machine, for `fit`.
+    pub learning: Option<Learning>,
+    /// Downloads models; without it those routes say that there are none.
+    pub downloads: Option<DownloadManager>,
     /// Where models are looked for by name, beside the loaded one.
     pub places: Places,
+    /// What the user set, and where each value comes from.
+    pub settings: Settings,
+    /// The last log lines.
+    pub logs: LogRing,
     /// A stream that was silent this long gets a comment, so that clients do not time out.
     pub ping_interval: Duration,
     /// A stream's headers are sent when its row is admitted, and at the latest after this long.
@@ -50,7 +73,12 @@ impl Default for ServerConfig {
             body_limit: 32 * 1024 * 1024,
             keep_client_headers: false,
             admin_token: None,
+            notice: None,
+            learning: None,
+            downloads: None,
             places: Places::default(),
+            settings: Settings::default(),
+            logs: LogRing::default(),
             ping_interval: Duration::from_secs(10),
             header_delay: Duration::from_secs(10),
             read_timeout: Duration::from_secs(60),

@@ -1,13 +1,17 @@
 //! `GET /api/hearth/fit`: whether a model fits on this machine, as `hearth fit --json` shows it. `model` is an id, or a
 //! clear part of one, never a path; without it the loaded model is meant.
 
+use crate::config::Learning;
 use crate::error::ServerError;
 use crate::state::AppState;
 use axum::Json;
 use axum::extract::{RawQuery, State};
 use hearth_core::EngineError;
+use hearth_core::fit::learned::Learned;
+use hearth_core::fit::memory::Sizing;
 use hearth_core::fit::{self, Ask, MOST_CONTEXT, Report};
 use hearth_core::kv_policy::KvPolicy;
+use hearth_library::learned::key_of;
 use hearth_library::{LibraryError, headers, scan};
 use hearth_machine::chips;
 use percent_encoding::percent_decode_str;
@@ -32,7 +36,7 @@ pub(crate) async fn fit(State(state): State<AppState>, RawQuery(query): RawQuery
         Some(_) => None,
         None => Some(state.backend().resolve(None).await?),
     };
-    let places = state.config().places.clone();
+    let (places, learning) = (state.config().places.clone(), state.config().learning.clone());
     let work = move || {
         let (id, path) = match (&query.model, loaded) {
             (Some(name), _) => {
@@ -42,17 +46,25 @@ pub(crate) async fn fit(State(state): State<AppState>, RawQuery(query): RawQuery
             (None, Some(model)) => (model.id.clone(), model.path.clone()),
             (None, None) => (String::new(), PathBuf::new()),
         };
-        report(&id, &path, &query)
+        report(&id, &path, &query, learning.as_ref())
     };
     state.prepare(work).await.map(Json)
 }
 
-fn report(id: &str, path: &Path, query: &Query) -> Result<Report, ServerError> {
+fn report(id: &str, path: &Path, query: &Query, learning: Option<&Learning>) -> Result<Report, ServerError> {
     let (model, _) = headers::model(path).map_err(refused)?;
     let kv = KvPolicy::for_model(path, model.shape.layers, query.kv_bits).map_err(|e| refused(e.into()))?;
-    let ask = Ask { context: query.context, budget: query.memory_budget, kv };
+    let here = chips::here();
+    let learned = match learning {
+        Some(Learning { log, mlx }) => {
+            let key = key_of(id, path, here.device, &kv, mlx).map_err(refused)?;
+            log.of_key(&key, Sizing::new(&model, &here, &kv).weights())
+        }
+        None => Learned::default(),
+    };
+    let ask = Ask { context: query.context, budget: query.memory_budget, kv, learned };
     let skus = query.skus.then(chips::skus);
-    Ok(fit::report(id, path, &model, &chips::here(), &ask, skus.as_deref()))
+    Ok(fit::report(id, path, &model, &here, &ask, skus.as_deref()))
 }
 
 /// What is wrong with the name, or with the model.

@@ -2,6 +2,7 @@
 //! with pings. Dropping the response's future or body drops the generations, which cancels their rows.
 
 use crate::error::ServerError;
+use crate::inspector::Prepared;
 use crate::sse::{self, Frames};
 use crate::state::AppState;
 use crate::transcripts::Recorder;
@@ -9,12 +10,13 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use hearth_core::backend::{Backend, Generation, ServedModel};
+use hearth_core::backend::{Generation, ServedModel};
 use hearth_core::event::{Delta, Event, Finish, FinishReason, Timings, TokenInfo, Usage};
 use hearth_core::{EngineError, GenerateRequest};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -48,12 +50,26 @@ pub(crate) struct Collected {
     pub(crate) finish: Finish,
 }
 
+/// One row under the inspector's eyes: dropped before it ended, its client went away.
+struct Watched {
+    state: AppState,
+    id: u64,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.state.inspector().gone(&self.state, self.id);
+    }
+}
+
 /// The rows of one request.
 pub(crate) struct Running {
     /// A row's generation; `None` when it has ended.
     rows: Vec<Option<Generation>>,
     /// Writes down a row, so that a later prompt can begin with its very ids.
     recorders: Vec<Option<Recorder>>,
+    /// Tells the inspector what becomes of each row.
+    watched: Vec<Watched>,
     /// Events that were looked at before the stream began.
     ready: VecDeque<(usize, Event)>,
     turn: usize,
@@ -65,13 +81,20 @@ impl Running {
     /// # Errors
     /// What the engine refuses or fails with before that.
     pub(crate) async fn start(
-        backend: &dyn Backend,
-        model: &ServedModel,
+        state: &AppState,
+        model: &Arc<ServedModel>,
         requests: Vec<(GenerateRequest, Option<Recorder>)>,
     ) -> Result<Self, ServerError> {
         let (requests, recorders): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
-        let rows = requests.into_iter().map(|r| backend.submit(model, r).map(Some)).collect::<Result<_, _>>()?;
-        let mut running = Running { rows, recorders, ready: VecDeque::new(), turn: 0 };
+        let (mut rows, mut watched) = (Vec::new(), Vec::new());
+        for request in requests {
+            let prepared = Prepared::new(&request);
+            let generation = state.backend().submit(model, request)?;
+            state.inspector().queued(state, generation.id, model, prepared);
+            watched.push(Watched { state: state.clone(), id: generation.id });
+            rows.push(Some(generation));
+        }
+        let mut running = Running { rows, recorders, watched, ready: VecDeque::new(), turn: 0 };
         match running.next().await {
             Some((_, Event::Failed(e))) => Err(e.into()),
             Some(first) => {
@@ -89,7 +112,7 @@ impl Running {
             let (reason, timings) = (FinishReason::Length, Timings::default());
             (row, Event::Finished(Finish { reason, stop: None, usage, timings }))
         });
-        Running { rows: Vec::new(), recorders: Vec::new(), ready: ready.collect(), turn: 0 }
+        Running { rows: Vec::new(), recorders: Vec::new(), watched: Vec::new(), ready: ready.collect(), turn: 0 }
     }
 
     /// The next event of any row; `None` when all rows have ended. Each row ends with `Finished` or `Failed`.
@@ -126,6 +149,9 @@ impl Running {
     }
 
     fn record(&mut self, row: usize, event: &Event) {
+        if let Some(watched) = self.watched.get(row) {
+            watched.state.inspector().event(&watched.state, watched.id, event);
+        }
         let Some(recorder) = self.recorders.get_mut(row) else { return };
         match event {
             Event::Admitted { .. } | Event::Prefill { .. } => {}

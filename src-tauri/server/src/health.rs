@@ -6,6 +6,17 @@ use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use hearth_core::stats::{Health, Stats};
+use serde::Serialize;
+
+/// What `/health` answers.
+#[derive(Serialize)]
+pub(crate) struct Body {
+    #[serde(flatten)]
+    health: Health,
+    /// Why no model is loaded, where there is something to say. A failed one has its own message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<String>,
+}
 
 /// `GET /health`: 200 once a model is ready; until then 503 with the load's progress.
 pub(crate) async fn health(State(state): State<AppState>) -> Response {
@@ -15,11 +26,17 @@ pub(crate) async fn health(State(state): State<AppState>) -> Response {
         Health::Loading { .. } | Health::Empty | Health::Failed { .. } => StatusCode::SERVICE_UNAVAILABLE,
     };
     let loading = matches!(health, Health::Loading { .. });
-    let mut response = (status, Json(health)).into_response();
+    let body = Json(told(&state, health));
+    let mut response = (status, body).into_response();
     if loading {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     }
     response
+}
+
+/// A state of health as clients see it.
+pub(crate) fn told(state: &AppState, health: Health) -> Body {
+    Body { message: state.config().notice.clone().filter(|_| health == Health::Empty), health }
 }
 
 /// `GET /stats`.

@@ -76,10 +76,15 @@ async fn resolve(host: &str, port: u16) -> Result<SocketAddr, StartError> {
 /// Answers until `shutdown` resolves or an admin asks for it. Then nothing new is accepted, idle connections
 /// close, and running responses get the config's grace; whatever is left is cut, which cancels its rows.
 pub async fn serve(bound: Bound, backend: Arc<dyn Backend>, shutdown: impl Future<Output = ()>) {
-    let Bound { listener, config, .. } = bound;
+    let Bound { listener, config, address } = bound;
     let (read_timeout, grace) = (config.read_timeout, config.shutdown_grace);
     let slots = Arc::new(Semaphore::new(config.max_connections.max(1)));
     let state = AppState::new(config, backend);
+    state.set_address(address);
+    let mut background = JoinSet::new();
+    background.spawn(crate::events::pump(state.clone()));
+    background.spawn(crate::events::downloads(state.clone()));
+    background.spawn(crate::logs::pump(state.clone()));
     let service = TowerToHyperService::new(router(state.clone()));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(read_timeout);
@@ -103,6 +108,8 @@ pub async fn serve(bound: Bound, backend: Arc<dyn Backend>, shutdown: impl Futur
         });
     }
     drop(listener);
+    // Event streams never end by themselves.
+    state.stop();
     if tokio::time::timeout(grace, graceful.shutdown()).await.is_err() {
         tracing::info!(open = connections.len(), "cutting the responses that are still running");
     }

@@ -3,12 +3,15 @@
 use crate::body::drain;
 use crate::error::ServerError;
 use crate::state::AppState;
-use crate::{admin, fit, health, openai, safety};
+use crate::{
+    admin, connect, downloads, events, fit, health, inspector, limits, logs, models_admin, openai, safety, session,
+    settings, ui,
+};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use std::any::Any;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -25,8 +28,32 @@ pub fn router(state: AppState) -> Router {
         .route("/api/hearth/cache", get(admin::cache))
         .route("/api/hearth/cache/flush", post(admin::flush_cache))
         .route("/api/hearth/cache/clear", post(admin::clear_cache))
+        .route("/api/hearth/limits", get(limits::show).put(limits::change))
+        .route("/api/hearth/limits/preview", post(limits::preview))
+        .route("/api/hearth/requests/{id}/cancel", post(limits::cancel))
         .route("/api/hearth/preflight", get(admin::preflight))
         .route("/api/hearth/fit", get(fit::fit))
+        .route("/api/hearth/events", get(events::events))
+        .route("/api/hearth/session", delete(session::end))
+        .route("/api/hearth/session/ticket", post(session::ticket))
+        .route("/api/hearth/settings", get(settings::read).put(settings::write))
+        .route("/api/hearth/requests", get(inspector::list))
+        .route("/api/hearth/requests/{id}", get(inspector::one))
+        .route("/api/hearth/logs", get(logs::logs))
+        .route("/api/hearth/connect", get(connect::overview))
+        .route("/api/hearth/connect/test", post(connect::test))
+        .route("/", get(ui::page))
+        .route("/popover", get(ui::page))
+        .route("/favicon.ico", get(ui::favicon))
+        .route("/assets/{name}", get(ui::asset))
+        .route("/api/hearth/downloads", get(downloads::list).post(downloads::start))
+        .route("/api/hearth/downloads/{id}", get(downloads::one))
+        .route("/api/hearth/downloads/{id}/{verb}", post(downloads::act))
+        .route("/api/hearth/search", get(downloads::search))
+        .route("/api/hearth/catalogue", get(models_admin::catalogue))
+        .route("/api/hearth/catalogue/preview", get(models_admin::preview))
+        .route("/api/hearth/models", get(models_admin::list).delete(models_admin::delete))
+        .route("/api/hearth/models/removal", get(models_admin::removal))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn_with_state(state.clone(), safety::require_key))

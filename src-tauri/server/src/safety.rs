@@ -4,7 +4,9 @@
 use crate::body::drain;
 use crate::config::ServerConfig;
 use crate::error::ServerError;
+use crate::session::is_signed_in;
 use crate::state::AppState;
+use crate::ui;
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
@@ -34,9 +36,17 @@ pub(crate) async fn require_key(State(state): State<AppState>, request: Request,
         match &config.admin_token {
             None => Err(ServerError::Forbidden("the admin routes are off: the server has no admin token".into())),
             Some(token) if has_key(request.headers(), std::slice::from_ref(token)) => Ok(()),
-            Some(_) => Err(ServerError::Unauthorized("this route takes the admin token as `Authorization: Bearer …`")),
+            Some(_) if is_signed_in(&state, request.headers()) => Ok(()),
+            Some(_) => Err(ServerError::Unauthorized(
+                "this route takes the admin token as `Authorization: Bearer …`, or a browser that `hearth dashboard` let in",
+            )),
         }
-    } else if config.api_keys.is_empty() || path == "/health" || has_key(request.headers(), &config.api_keys) {
+    } else if config.api_keys.is_empty()
+        || path == "/health"
+        || ui::is_public(path)
+        || has_key(request.headers(), &config.api_keys)
+        || is_signed_in(&state, request.headers())
+    {
         Ok(())
     } else {
         Err(ServerError::Unauthorized(

@@ -2,6 +2,9 @@
 
 use crate::config::ServerConfig;
 use crate::error::ServerError;
+use crate::events::Hub;
+use crate::inspector::Inspector;
+use crate::session::Sessions;
 use crate::specials::Specials;
 use crate::template::ChatTemplate;
 use crate::transcripts::Transcripts;
@@ -10,8 +13,9 @@ use hearth_core::backend::ServedModel;
 use hearth_core::tokenizer::Tokenizer;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{Semaphore, watch};
 
@@ -30,6 +34,11 @@ struct Shared {
     /// The special tokens of the tokenizers in use.
     specials: Mutex<Vec<(Weak<Tokenizer>, Arc<Specials>)>>,
     transcripts: Arc<Transcripts>,
+    events: Hub,
+    inspector: Inspector,
+    sessions: Sessions,
+    /// Where the server listens, once it does.
+    address: OnceLock<SocketAddr>,
     /// Rendering and tokenizing take a whole core each: no more of them at once than there are cores.
     preparing: Arc<Semaphore>,
     stop: watch::Sender<bool>,
@@ -41,12 +50,18 @@ impl AppState {
     /// The state of a server with this backend.
     pub fn new(config: ServerConfig, backend: Arc<dyn Backend>) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, |n| n.get());
+        let inspector = Inspector::default();
+        inspector.switch(config.settings.switch("inspector", true));
         AppState(Arc::new(Shared {
             backend,
             config,
             templates: Mutex::new(Vec::new()),
             specials: Mutex::default(),
             transcripts: Arc::default(),
+            events: Hub::default(),
+            inspector,
+            sessions: Sessions::default(),
+            address: OnceLock::new(),
             preparing: Arc::new(Semaphore::new(cores)),
             stop: watch::Sender::new(false),
             hasher: RandomState::new(),
@@ -73,6 +88,32 @@ impl AppState {
     pub async fn stopped(&self) {
         // The sender lives as long as `self`, so this only ends by the value.
         let _ = self.0.stop.subscribe().wait_for(|stop| *stop).await;
+    }
+
+    /// The events that the dashboard hears.
+    pub fn events(&self) -> &Hub {
+        &self.0.events
+    }
+
+    /// Where the server listens, once it does.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.0.address.get().copied()
+    }
+
+    /// The server listens here.
+    pub(crate) fn set_address(&self, address: SocketAddr) {
+        // A second call would be a second server on one state, which nobody makes.
+        let _ = self.0.address.set(address);
+    }
+
+    /// The last requests.
+    pub(crate) fn inspector(&self) -> &Inspector {
+        &self.0.inspector
+    }
+
+    /// Browsers that were let in.
+    pub(crate) fn sessions(&self) -> &Sessions {
+        &self.0.sessions
     }
 
     /// What was generated lately.

@@ -94,7 +94,7 @@ async fn start(state: AppState, request: ChatRequest) -> Result<(Running, ChatEn
     let (stop, ignore_eos) = (common.stop, common.ignore_eos);
     let recorder = Recorder::new(state.transcripts().clone(), model.clone(), memo, &prompt);
     let row = GenerateRequest { prompt, max_tokens, sampling, stop, logprobs, ignore_eos, boundaries };
-    let running = Running::start(state.backend().as_ref(), &model, vec![(row, Some(recorder))]).await?;
+    let running = Running::start(&state, &model, vec![(row, Some(recorder))]).await?;
     Ok((running, encoder))
 }
 

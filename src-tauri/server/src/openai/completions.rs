@@ -214,7 +214,7 @@ async fn start(state: AppState, request: CompletionRequest) -> Result<(Running, 
         };
         (row, recorder)
     });
-    let running = Running::start(state.backend().as_ref(), &model, rows.collect()).await?;
+    let running = Running::start(&state, &model, rows.collect()).await?;
     Ok((running, encoder))
 }
 

@@ -1,0 +1,54 @@
+//! What `hearth serve` takes from `settings.toml`: everything that no flag and no variable says.
+
+use crate::args::ServeArgs;
+use crate::failure::Failure;
+use hearth_library::home::Home;
+use hearth_server::settings::Settings;
+use serde_json::{Value, json};
+
+/// The address that other machines reach.
+const EVERYWHERE: &str = "0.0.0.0";
+
+/// Opens the settings, and fills in the options that nobody gave.
+///
+/// # Errors
+/// Exit code 3 when the file cannot be read or says something that a setting does not take.
+pub fn apply(args: &mut ServeArgs, home: &Home) -> Result<Settings, Failure> {
+    let settings = Settings::open(&home.settings()).map_err(|e| Failure::unusable(e.to_string()))?;
+    for (name, value) in options(args) {
+        if let Some(origin) = args.given.origin(name) {
+            settings.give(name, value, origin);
+        }
+    }
+    let number = |name: &str| settings.number(name);
+    let small = |name: &str| settings.number(name).and_then(|n| u32::try_from(n).ok());
+    args.engine.memory_budget = number("memory_budget");
+    args.engine.reserve = number("reserve");
+    args.engine.context = small("context");
+    args.cache.cache_ram = number("cache_ram");
+    args.cache.cache_ssd = number("cache_ssd");
+    args.max_rows = small("max_rows").unwrap_or(args.max_rows);
+    if args.given.origin("lan").is_none() && settings.switch("lan", false) {
+        args.host = EVERYWHERE.to_owned();
+    }
+    let asked = settings.switch("api_key_required", false) || settings.switch("lan", false);
+    if args.api_keys.is_empty() && asked {
+        args.api_keys.extend(settings.text("api_key"));
+    }
+    Ok(settings)
+}
+
+/// The options by their names as settings.
+fn options(args: &ServeArgs) -> [(&'static str, Value); 8] {
+    let local = args.host == "localhost" || args.host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    [
+        ("memory_budget", json!(args.engine.memory_budget)),
+        ("reserve", json!(args.engine.reserve)),
+        ("context", json!(args.engine.context)),
+        ("cache_ram", json!(args.cache.cache_ram)),
+        ("cache_ssd", json!(args.cache.cache_ssd)),
+        ("max_rows", json!(args.max_rows)),
+        ("lan", json!(!local)),
+        ("api_key_required", json!(!args.api_keys.is_empty())),
+    ]
+}

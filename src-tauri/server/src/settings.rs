@@ -1,0 +1,323 @@
+//! The settings that the user changes in the dashboard: `settings.toml` in Hearth's home, edited so that comments and
+//! order stay, each value with where it comes from.
+
+mod routes;
+mod size;
+mod spec;
+
+pub(crate) use routes::{read, write};
+pub use spec::{Kind, SPECS, Spec};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use toml_edit::{DocumentMut, Item};
+
+/// Where a value comes from; a later one goes before an earlier one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
+pub enum Origin {
+    /// Nobody said anything.
+    Default,
+    /// `settings.toml`.
+    Settings,
+    /// A `HEARTH_…` variable.
+    Environment,
+    /// The command line.
+    Flag,
+    /// Changed while the server runs, over a flag or variable that holds again at the next start.
+    Api,
+}
+
+/// One setting as it is now.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "ts", derive(ts_rs::TS))]
+pub struct Setting {
+    /// A number of bytes or a count, a switch, a text, or a list of folders; null: the default, which depends on the
+    /// machine or the model.
+    pub value: Value,
+    /// Where the value comes from.
+    pub from: Origin,
+    /// Whether a change takes effect only at the next start.
+    pub at_next_start: bool,
+}
+
+/// Why settings cannot be read or changed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SettingsError {
+    /// The file is no TOML.
+    #[error("{}: {message}; correct it, or remove the file to begin with the defaults", path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// The parser's words.
+        message: String,
+    },
+    /// The file cannot be read or written.
+    #[error("{}: {message}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's words.
+        message: String,
+    },
+    /// No setting of that name.
+    #[error("there is no setting `{0}`; there are {1}")]
+    Unknown(String, String),
+    /// A value that the setting does not take.
+    #[error("{name} must be {expected}; it is {found}")]
+    Value {
+        /// The setting.
+        name: String,
+        /// What it takes.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+}
+
+/// All settings; cheap to clone. The default keeps them in memory only.
+#[derive(Debug, Clone, Default)]
+pub struct Settings(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    path: Option<PathBuf>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    file: DocumentMut,
+    /// What flags and variables say.
+    given: BTreeMap<String, (Value, Origin)>,
+    /// What was changed since the start over something given.
+    changed: BTreeMap<String, Value>,
+}
+
+impl Settings {
+    /// The settings in this file, which need not be there yet.
+    ///
+    /// # Errors
+    /// When it cannot be read, is no TOML, or has a value that a setting does not take. Unknown names are left alone:
+    /// they may be a newer Hearth's.
+    pub fn open(path: &Path) -> Result<Self, SettingsError> {
+        let text = match std::fs::read_to_string(path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+            other => other.map_err(|e| io(path, &e))?,
+        };
+        let file: DocumentMut = text
+            .parse()
+            .map_err(|e: toml_edit::TomlError| SettingsError::Syntax { path: path.into(), message: e.to_string() })?;
+        for spec in SPECS {
+            if let Some(item) = file.get(spec.name) {
+                spec.value_of(item)?;
+            }
+        }
+        let state = State { file, ..State::default() };
+        Ok(Settings(Arc::new(Inner { path: Some(path.into()), state: Mutex::new(state) })))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what a flag or a variable says.
+    pub fn give(&self, name: &str, value: Value, from: Origin) {
+        self.state().given.insert(name.to_owned(), (value, from));
+    }
+
+    /// A setting's value now, null when it is the default.
+    pub fn get(&self, name: &str) -> Value {
+        SPECS.iter().find(|s| s.name == name).map_or(Value::Null, |spec| self.state().read(spec).value)
+    }
+
+    /// As [`Settings::get`], for what has a number.
+    pub fn number(&self, name: &str) -> Option<u64> {
+        self.get(name).as_u64()
+    }
+
+    /// As [`Settings::get`], for a switch; `default` when nobody said anything.
+    pub fn switch(&self, name: &str, default: bool) -> bool {
+        self.get(name).as_bool().unwrap_or(default)
+    }
+
+    /// As [`Settings::get`], for a text.
+    pub fn text(&self, name: &str) -> Option<String> {
+        self.get(name).as_str().map(str::to_owned)
+    }
+
+    /// The folders that models are looked for in, besides the usual ones.
+    pub fn model_folders(&self) -> Vec<PathBuf> {
+        let folders = self.get("model_folders");
+        folders.as_array().into_iter().flatten().filter_map(Value::as_str).map(PathBuf::from).collect()
+    }
+
+    /// All settings by name.
+    pub fn all(&self) -> BTreeMap<String, Setting> {
+        let state = self.state();
+        SPECS.iter().map(|spec| (spec.name.to_owned(), state.read(spec))).collect()
+    }
+
+    /// Checks values without changing anything; null takes a setting back to its default.
+    ///
+    /// # Errors
+    /// The first name or value that is not one.
+    pub fn check(&self, values: &BTreeMap<String, Value>) -> Result<(), SettingsError> {
+        values.iter().try_for_each(|(name, value)| spec::named(name)?.check(value))
+    }
+
+    /// Changes settings and writes the file.
+    ///
+    /// # Errors
+    /// As [`Settings::check`], and when the file cannot be written: then nothing is changed.
+    pub fn set(&self, values: &BTreeMap<String, Value>) -> Result<(), SettingsError> {
+        self.check(values)?;
+        let mut state = self.state();
+        let mut file = state.file.clone();
+        for (name, value) in values {
+            put(&mut file, spec::named(name)?, value);
+        }
+        if let Some(path) = &self.0.path {
+            write_private(path, &file.to_string()).map_err(|e| io(path, &e))?;
+        }
+        state.file = file;
+        for (name, value) in values {
+            if state.given.contains_key(name) {
+                state.changed.insert(name.clone(), value.clone());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    fn read(&self, spec: &Spec) -> Setting {
+        let at_next_start = spec.at_next_start;
+        let (value, from) = if let Some(value) = self.changed.get(spec.name) {
+            (value.clone(), Origin::Api)
+        } else if let Some((value, from)) = self.given.get(spec.name) {
+            (value.clone(), *from)
+        } else if let Some(Ok(value)) = self.file.get(spec.name).map(|item| spec.value_of(item)) {
+            (value, Origin::Settings)
+        } else {
+            (spec.default_value(), Origin::Default)
+        };
+        Setting { value, from, at_next_start }
+    }
+}
+
+/// Puts a value where the old one stood, with the comments around it.
+fn put(file: &mut DocumentMut, spec: &Spec, value: &Value) {
+    if value.is_null() {
+        file.remove(spec.name);
+        return;
+    }
+    let mut new = spec.to_toml(value);
+    match file.get_mut(spec.name).and_then(Item::as_value_mut) {
+        Some(old) => {
+            *new.decor_mut() = old.decor().clone();
+            *old = new;
+        }
+        None => {
+            file.insert(spec.name, Item::Value(new));
+        }
+    }
+}
+
+/// Writes through a temporary file that only this user can read: the file may hold an API key.
+fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let part = path.with_extension("toml.part");
+    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&part)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&part, path)
+}
+
+fn io(path: &Path, e: &std::io::Error) -> SettingsError {
+    SettingsError::Io { path: path.into(), message: e.to_string() }
+}
+
+/// The reply of both routes.
+fn reply(settings: &Settings) -> Value {
+    json!({"settings": settings.all()})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(pairs: &[(&str, Value)]) -> BTreeMap<String, Value> {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect()
+    }
+
+    #[test]
+    fn comments_and_strangers_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("settings.toml");
+        let text = "# mine\ncache_ram = \"2GB\" # enough\nfuture = 1\n\n[models]\nx = 1\n";
+        std::fs::write(&path, text).unwrap();
+        let settings = Settings::open(&path).unwrap();
+        assert_eq!(settings.number("cache_ram"), Some(2_000_000_000));
+        settings.set(&values(&[("cache_ram", json!(3_000_000_000u64)), ("max_rows", json!(4))])).unwrap();
+        let now = std::fs::read_to_string(&path).unwrap();
+        assert!(now.starts_with("# mine\ncache_ram = \"3GB\" # enough\nfuture = 1\n"), "{now}");
+        assert!(now.contains("max_rows = 4\n") && now.ends_with("[models]\nx = 1\n"), "{now}");
+        let again = Settings::open(&path).unwrap();
+        assert_eq!((again.number("cache_ram"), again.number("max_rows")), (Some(3_000_000_000), Some(4)));
+        again.set(&values(&[("cache_ram", Value::Null)])).unwrap();
+        assert_eq!(again.all()["cache_ram"].from, Origin::Default);
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn each_value_says_where_it_comes_from() {
+        let settings = Settings::default();
+        let from = |name: &str| settings.all()[name].from;
+        assert_eq!(from("context"), Origin::Default);
+        settings.set(&values(&[("context", json!(4096))])).unwrap();
+        assert_eq!(from("context"), Origin::Settings);
+        settings.give("context", json!(2048), Origin::Flag);
+        assert_eq!((from("context"), settings.number("context")), (Origin::Flag, Some(2048)));
+        settings.set(&values(&[("context", json!(1024))])).unwrap();
+        assert_eq!((from("context"), settings.number("context")), (Origin::Api, Some(1024)));
+    }
+
+    #[test]
+    fn wrong_names_and_values_change_nothing() {
+        let settings = Settings::default();
+        for (name, value, words) in [
+            ("cache", json!(1), "there is no setting `cache`"),
+            ("cache_ram", json!("much"), "cache_ram must be a size"),
+            ("cache_ram", json!(-1), "cache_ram must be"),
+            ("max_rows", json!(0), "a whole number from 1 to 256; it is 0"),
+            ("lan", json!("yes"), "lan must be true or false"),
+            ("model_folders", json!(["relative"]), "absolute"),
+        ] {
+            let pairs = values(&[("context", json!(512)), (name, value)]);
+            let refusal = settings.set(&pairs).unwrap_err().to_string();
+            assert!(refusal.contains(words), "{refusal}");
+            assert_eq!(settings.number("context"), None);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_wrong_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("settings.toml");
+        std::fs::write(&path, "a = = 1").unwrap();
+        let refusal = Settings::open(&path).unwrap_err().to_string();
+        assert!(refusal.contains("settings.toml") && refusal.contains("remove the file"), "{refusal}");
+        std::fs::write(&path, "max_rows = \"many\"").unwrap();
+        assert!(Settings::open(&path).unwrap_err().to_string().contains("max_rows must be"));
+    }
+}

@@ -1,0 +1,72 @@
+//! `GET` and `PUT /api/hearth/settings`.
+
+use super::{Settings, SettingsError, reply};
+use crate::body::JsonObject;
+use crate::error::ServerError;
+use crate::session::random_hex;
+use crate::state::AppState;
+use axum::Json;
+use axum::extract::State;
+use hearth_core::Limits;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+impl From<SettingsError> for ServerError {
+    fn from(e: SettingsError) -> Self {
+        match &e {
+            SettingsError::Unknown(name, _) | SettingsError::Value { name, .. } => {
+                ServerError::param(name.clone(), e.to_string())
+            }
+            SettingsError::Io { .. } | SettingsError::Syntax { .. } => ServerError::bad(e.to_string()),
+        }
+    }
+}
+
+/// `GET /api/hearth/settings`.
+pub(crate) async fn read(State(state): State<AppState>) -> Json<Value> {
+    Json(reply(&state.config().settings))
+}
+
+/// `PUT /api/hearth/settings`: changes some; null takes one back to its default. What the engine refuses is not kept.
+pub(crate) async fn write(
+    State(state): State<AppState>,
+    JsonObject(body): JsonObject,
+) -> Result<Json<Value>, ServerError> {
+    let settings = state.config().settings.clone();
+    let mut values: BTreeMap<String, Value> = body.into_iter().collect();
+    settings.check(&values)?;
+    make_key(&settings, &mut values)?;
+    let limits = limits(&values);
+    if limits != Limits::default() {
+        state.backend().set_limits(limits).await?;
+    }
+    settings.set(&values)?;
+    if let Some(on) = values.get("inspector") {
+        state.inspector().switch(on.as_bool().unwrap_or(true));
+    }
+    let reply = reply(&settings);
+    state.events().publish("settings", &reply);
+    Ok(Json(reply))
+}
+
+/// The part of the values that the engine takes while it runs.
+fn limits(values: &BTreeMap<String, Value>) -> Limits {
+    let bytes = |name: &str| values.get(name).and_then(Value::as_u64);
+    let count = |name: &str| bytes(name).and_then(|n| usize::try_from(n).ok());
+    Limits {
+        budget: bytes("memory_budget"),
+        cache_ram: bytes("cache_ram"),
+        cache_ssd: bytes("cache_ssd"),
+        context: count("context"),
+        max_rows: count("max_rows"),
+    }
+}
+
+/// Whoever asks for a key, or opens the server to other machines, gets one.
+fn make_key(settings: &Settings, values: &mut BTreeMap<String, Value>) -> Result<(), ServerError> {
+    let wanted = |name: &str| values.get(name) == Some(&json!(true));
+    if (wanted("lan") || wanted("api_key_required")) && settings.text("api_key").is_none() {
+        values.insert("api_key".into(), json!(format!("sk-hearth-{}", random_hex()?)));
+    }
+    Ok(())
+}

@@ -1,0 +1,144 @@
+// What the browser tests share: a server that dies with its test, a browser, and a page whose complaints are counted.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { mkdtemp, mkdir, readFile, rm } from "node:fs/promises";
+import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { createInterface } from "node:readline";
+
+const need = createRequire(new URL("../../ui/package.json", import.meta.url));
+const { chromium } = need("playwright-core");
+const axe = await readFile(need.resolve("axe-core/axe.min.js"), "utf8");
+
+/** Where pictures of the pages go; they are looked at by people. */
+const SHOTS = process.env.HEARTH_SHOTS;
+const PATIENCE = 60_000;
+
+/** A program of this checkout, named by a variable. */
+function program(name) {
+  const path = process.env[name];
+  assert.ok(path, `${name} is not set: \`cargo xtask test --only dashboard\` sets it`);
+  return path;
+}
+
+/** Starts a server; resolves when a line of its output begins with `ready`. */
+async function start(command, args, env, ready) {
+  const child = spawn(command, args, { env: { ...process.env, ...env }, stdio: ["ignore", "pipe", "inherit"] });
+  const ended = new Promise((resolve) => child.once("exit", resolve));
+  const lines = [];
+  await new Promise((resolve, reject) => {
+    const timer = setTimeout(() => reject(new Error(`${command} did not say "${ready}": ${lines.join(" / ")}`)), PATIENCE);
+    createInterface({ input: child.stdout }).on("line", (line) => {
+      lines.push(line);
+      if (line.startsWith(ready)) {
+        clearTimeout(timer);
+        resolve();
+      }
+    });
+    ended.then((code) => reject(new Error(`${command} ended with ${code}: ${lines.join(" / ")}`)));
+  });
+  const told = (start) => lines.find((line) => line.startsWith(start))?.slice(start.length);
+  const stop = async () => {
+    child.kill("SIGTERM");
+    const timer = setTimeout(() => child.kill("SIGKILL"), 10_000);
+    await ended;
+    clearTimeout(timer);
+  };
+  return { url: told("listening on "), told, stop, pid: child.pid };
+}
+
+/** The server with a pretended model. */
+export async function scripted() {
+  const home = await mkdtemp(join(tmpdir(), "hearth-ui-"));
+  const server = await start(program("HEARTH_SCRIPTED"), [], { HEARTH_HOME: home }, "admin token ");
+  const token = server.told("admin token ");
+  const stop = async () => {
+    await server.stop();
+    await rm(home, { recursive: true, force: true });
+  };
+  return { ...server, token, stop };
+}
+
+/** `hearth serve` with the starter model, or with none. */
+export async function real({ model = true, args = [] } = {}) {
+  const dir = await mkdtemp(join(tmpdir(), "hearth-ui-"));
+  for (const name of ["home", "user", "hub"]) await mkdir(join(dir, name));
+  const env = { HEARTH_HOME: join(dir, "home"), HOME: join(dir, "user"), HF_HUB_CACHE: join(dir, "hub") };
+  const command = ["serve", ...(model ? [program("HEARTH_STARTER")] : []), "--port", "0", ...args];
+  const server = await start(program("HEARTH_BIN"), command, env, model ? "ready: " : "no model is loaded");
+  const record = JSON.parse(await readFile(join(dir, "home", "server.json"), "utf8"));
+  const stop = async () => {
+    await server.stop();
+    await rm(dir, { recursive: true, force: true });
+  };
+  return { ...server, token: record.token, env, stop };
+}
+
+/** A link that lets a browser in. */
+export async function ticket(server) {
+  const reply = await fetch(`${server.url}/api/hearth/session/ticket`, { method: "POST", headers: { authorization: `Bearer ${server.token}` } });
+  assert.equal(reply.status, 200);
+  return server.url + (await reply.json()).path;
+}
+
+export async function browser() {
+  return chromium.launch({
+    executablePath: process.env.HEARTH_CHROMIUM ?? "/usr/bin/chromium",
+    args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
+  });
+}
+
+/** A page that is let in, and fails the test when it complains. */
+export async function open(server, chrome, options = {}) {
+  const context = await chrome.newContext({
+    viewport: { width: options.width ?? 1280, height: options.height ?? 900 },
+    colorScheme: options.dark ? "dark" : "light",
+    reducedMotion: "reduce",
+    permissions: ["clipboard-read", "clipboard-write"],
+  });
+  const page = await context.newPage();
+  page.setDefaultTimeout(20_000);
+  const complaints = [];
+  page.on("console", (message) => {
+    if (message.type() === "error" || message.type() === "warning") complaints.push(message.text());
+  });
+  page.on("pageerror", (error) => complaints.push(String(error)));
+  if (options.signedIn !== false) await page.goto(await ticket(server));
+  if (options.path) await page.goto(server.url + options.path);
+  return Object.assign(page, { complaints, finish: () => context.close() });
+}
+
+/** Shows a page of the dashboard. */
+export async function show(page, name) {
+  await page.evaluate((id) => (location.hash = `#/${id}`), name);
+  await page.waitForFunction((id) => document.querySelector(`nav a[href="#/${id}"]`)?.getAttribute("aria-current") === "page", name);
+}
+
+/** Fails when the page has what a screen reader or a keyboard stumbles over. */
+export async function accessible(page, where) {
+  await page.evaluate(axe);
+  const result = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
+  const serious = result.violations.filter((v) => v.impact === "serious" || v.impact === "critical");
+  assert.deepEqual(serious.map((v) => `${v.id}: ${v.nodes.map((n) => n.html).slice(0, 3).join(" ")}`), [], where);
+}
+
+/** Takes a picture where somebody wants them. */
+export async function picture(page, name) {
+  if (!SHOTS) return;
+  await mkdir(SHOTS, { recursive: true });
+  await page.screenshot({ path: join(SHOTS, `${name}.png`) });
+}
+
+/** Waits until the answer that is coming is complete. */
+export async function answered(page) {
+  await page.getByText("The answer is complete.").waitFor({ state: "attached", timeout: PATIENCE });
+}
+
+/** Sends a message in the chat and waits for its answer. */
+export async function ask(page, text) {
+  await page.getByRole("textbox", { name: "Message", exact: true }).fill(text);
+  await page.getByRole("button", { name: "Send" }).click();
+  await answered(page);
+}
