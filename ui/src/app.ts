@@ -51,7 +51,10 @@ export class App extends Part {
     this.current = named();
     document.title = `${this.current.name} · Hearth`;
     // A screen reader follows to the new page.
-    void this.updateComplete.then(() => this.querySelector<HTMLElement>("main")?.focus({ preventScroll: true }));
+    void this.updateComplete.then(() => {
+      this.querySelector<HTMLElement>("main")?.focus({ preventScroll: true });
+      this.querySelector("nav a[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    });
   };
 
   override connectedCallback() {
@@ -67,13 +70,13 @@ export class App extends Part {
 
   override render() {
     return html`
-      <div class="side">
+      <header class="side">
         <div class="brand">${flame}<span>Hearth</span></div>
         <nav aria-label="Pages">
           ${PAGES.map((p) => html`<a href="#/${p.id}" aria-current=${p === this.current ? "page" : nothing}>${icon(p.id)}<span>${p.name}</span></a>`)}
         </nav>
         <div class="foot stack tight small quiet">${this.foot()}</div>
-      </div>
+      </header>
       <main tabindex="-1">${store.link === "signed_out" ? signedOut() : html`${this.away()}${this.current.page()}`}</main>`;
   }
 

@@ -23,6 +23,11 @@ export class Popover extends Part {
     });
   }
 
+  override connectedCallback() {
+    super.connectedCallback();
+    if (store.link === "open") void this.check();
+  }
+
   private async check() {
     try {
       this.problems = (await get<{ problems: string[] }>("/api/hearth/preflight")).problems;
@@ -44,11 +49,11 @@ export class Popover extends Part {
 
   override render() {
     if (store.link === "signed_out")
-      return html`<div class="stack"><strong>Hearth</strong><p>This page needs a link from Hearth. In a terminal, run <code>hearth dashboard</code>.</p></div>`;
+      return html`<main class="stack"><h1>Hearth</h1><p>This page needs a link from Hearth. In a terminal, run <code>hearth dashboard</code>.</p></main>`;
     const now = condition();
     const rate = totalSpeed(store.stats);
     const address = `${location.origin}/v1`;
-    return html`<div class="stack">
+    return html`<main class="stack"><h1 class="hidden-text">Hearth</h1>
       <div class="row"><span class="dot ${now.tone}"></span><strong class="cut">${now.model ? shortModel(now.model) : now.word}</strong>
         <span class="quiet cut end">${now.model ? now.word : ""}</span></div>
       ${store.health?.status === "loading" ? html`<progress max="100" .value=${store.health.percent} aria-label="Load progress"></progress>` : nothing}
@@ -59,7 +64,7 @@ export class Popover extends Part {
       <div class="row"><code class="cut grow">${address}</code><copy-button .text=${address} what="the address"></copy-button></div>
       ${this.warnings()}
       <a href="/#/overview" target="_blank" rel="noopener">Open the dashboard</a>
-    </div>`;
+    </main>`;
   }
 
   private action() {

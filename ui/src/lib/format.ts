@@ -66,7 +66,7 @@ export function share(part: number, whole: number, of: string): string {
 
 /** The time of day of a moment, in milliseconds since 1970. */
 export function clock(at: number): string {
-  return new Date(at).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  return new Date(at).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 }
 
 /** How long ago a moment is. */

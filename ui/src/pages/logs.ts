@@ -1,6 +1,6 @@
 // Logs: the last lines of the server, and new ones as they come.
 
-import { html, nothing } from "lit";
+import { html } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { get } from "../lib/api";
 import { clock, counted } from "../lib/format";
@@ -65,10 +65,10 @@ export class Logs extends Part {
           <input type="search" style="width:180px" placeholder="Filter" aria-label="Filter lines" @input=${(e: Event) => (this.text = (e.target as HTMLInputElement).value)} />
           <copy-button .text=${all} what="the lines shown" wide></copy-button></span></header>
       ${failure(this.error, () => void this.load())}
-      <section class="panel flush" aria-label="Log lines">
+      <section class="panel flush" aria-label="Lines">
         ${lines.length === 0 ? html`<p class="empty">${this.read ? (store.logs.length === 0 ? "Nothing was logged yet." : "No line matches.") : "Reading the log."}</p>`
-          : html`<ol class="log" tabindex="0" role="log" aria-label="Log lines" @scroll=${this.scrolled}>${lines.map((l) => html`<li class=${l.level}><span>${clock(l.at)}</span><span>${l.level}</span><span class="break"><span class="target">${l.target.replace(/^hearth_/, "")}</span> ${l.message}</span></li>`)}</ol>`}
-      </section>${nothing}
+          : html`<div class="log" tabindex="0" role="log" aria-label="Log lines" @scroll=${this.scrolled}><ol>${lines.map((l) => html`<li class=${l.level}><span>${clock(l.at)}</span><span>${l.level}</span><span class="break"><span class="target">${l.target.replace(/^hearth_/, "")}</span> ${l.message}</span></li>`)}</ol></div>`}
+      </section>
     </div>`;
   }
 }

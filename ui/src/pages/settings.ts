@@ -90,7 +90,7 @@ export class SettingsPage extends Part {
     const value = store.settings["model_folders"]?.value;
     const list = Array.isArray(value) ? value.map(String) : [];
     return html`<ul class="list">
-      ${list.map((f) => html`<li class="row"><code class="grow break">${f}</code><button class="danger" ?disabled=${this.busy !== ""} @click=${() => void this.set("model_folders", list.filter((x) => x !== f))} aria-label=${`Stop looking in ${f}`}>Remove</button></li>`)}
+      ${list.map((f) => html`<li class="row"><code class="grow break">${f}</code><button class="danger" ?disabled=${this.busy !== ""} @click=${() => void this.set("model_folders", list.filter((x) => x !== f))} aria-label=${`Remove ${f}`}>Remove</button></li>`)}
       <li class="stack tight"><form class="row" @submit=${(e: Event) => {
           e.preventDefault();
           const input = this.querySelector<HTMLInputElement>("#new-folder")!;

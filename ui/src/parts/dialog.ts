@@ -1,6 +1,6 @@
 // Questions before something is lost, and panels over the page. The browser's own dialog keeps the focus inside.
 
-import { html, type PropertyValues, type TemplateResult } from "lit";
+import { html, type TemplateResult } from "lit";
 import { customElement, property } from "lit/decorators.js";
 import { Part } from "./element";
 
@@ -12,7 +12,7 @@ export class ModalPanel extends Part {
   @property({ attribute: false }) body: TemplateResult | undefined;
   @property({ attribute: false }) actions: TemplateResult | undefined;
 
-  protected override firstUpdated(_: PropertyValues) {
+  protected override firstUpdated() {
     this.querySelector("dialog")?.showModal();
   }
 

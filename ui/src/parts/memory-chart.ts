@@ -1,7 +1,7 @@
 // The memory chart: the ledger stacked over ten minutes, the budget as a line, the system's memory pressure as a band
 // along the bottom, growth of swap as marks. It is drawn when something changed, and at no other time.
 
-import { html, nothing, type PropertyValues } from "lit";
+import { html, nothing } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
@@ -58,7 +58,7 @@ export class MemoryChart extends Part {
     this.plot = undefined;
   }
 
-  protected override firstUpdated(_: PropertyValues) {
+  protected override firstUpdated() {
     this.build();
     this.sizes = new ResizeObserver(([entry]) => {
       const width = Math.floor(entry?.contentRect.width ?? 0);
@@ -101,8 +101,8 @@ export class MemoryChart extends Part {
         y: { range: () => [0, this.top()] },
       },
       axes: [
-        { ...axis, values: (_, ticks) => ticks.map((t) => new Date(t * 1000).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit" })), space: 90 },
-        { ...axis, values: (_, ticks) => ticks.map((t) => bytes(t)), size: 62, space: 36 },
+        { ...axis, values: (_, ticks) => ticks.map((t) => new Date(t * 1000).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" })), space: 90, size: 34, gap: 10 },
+        { ...axis, values: (_, ticks) => ticks.map((t) => (t === 0 ? "0" : bytes(t))), size: 62, space: 36 },
       ],
       series: [
         {},
@@ -131,14 +131,14 @@ export class MemoryChart extends Part {
     const { ctx, bbox } = u;
     const ratio = devicePixelRatio;
     const x = (at: number) => Math.max(bbox.left, Math.min(bbox.left + bbox.width, u.valToPos(at / 1000, "x", true)));
-    const base = bbox.top + bbox.height;
+    const base = bbox.top + bbox.height + 2 * ratio;
     ctx.save();
     store.history.forEach((sample, i) => {
       const next = store.history[i + 1]?.at ?? Date.now();
       if (sample.pressure === "warning" || sample.pressure === "critical") {
-        ctx.fillStyle = color(sample.pressure === "critical" ? "--bad" : "--warn");
-        const height = (sample.pressure === "critical" ? 8 : 4) * ratio;
-        ctx.fillRect(x(sample.at), base - height, Math.max(1, x(next) - x(sample.at)), height);
+        ctx.fillStyle = color(sample.pressure === "critical" ? "--bad" : "--amber");
+        const height = (sample.pressure === "critical" ? 7 : 4) * ratio;
+        ctx.fillRect(x(sample.at), base, Math.max(1, x(next) - x(sample.at)), height);
       }
       const before = store.history[i - 1];
       if (before && sample.swap - before.swap >= SWAP_STEP && x(sample.at) > bbox.left) {

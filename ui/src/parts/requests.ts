@@ -66,12 +66,12 @@ export class Requests extends Part {
 
   private running(rows: RowStats[]) {
     return html`<div class="scroll"><table data-test="running">
-      <thead><tr><th>Request</th><th>Phase</th><th class="n">Prompt</th><th class="n">Answer</th><th class="n">Speed</th><th><span class="hidden-text">Action</span></th></tr></thead>
+      <thead><tr><th class="hide-narrow">Request</th><th>Phase</th><th class="n">Prompt</th><th class="n">Answer</th><th class="n hide-narrow">Speed</th><th><span class="hidden-text">Action</span></th></tr></thead>
       <tbody>${rows.map(
         (r) => html`<tr>
-          <td>${r.id}</td><td>${PHASES[r.phase] ?? r.phase}</td>
+          <td class="hide-narrow">${r.id}</td><td>${PHASES[r.phase] ?? r.phase}</td>
           <td class="n">${r.prefilled < r.prompt_tokens ? html`${count(r.prefilled)} of ` : nothing}${count(r.prompt_tokens)}</td>
-          <td class="n">${count(r.generated)}</td><td class="n">${r.tokens_per_s > 0 ? speed(r.tokens_per_s) : "–"}</td>
+          <td class="n">${count(r.generated)}</td><td class="n hide-narrow">${r.tokens_per_s > 0 ? speed(r.tokens_per_s) : "–"}</td>
           <td class="n"><button ?disabled=${this.ending.has(r.id)} @click=${() => void this.cancel(r.id)} aria-label=${`Cancel request ${r.id}`}>Cancel</button></td>
         </tr>`,
       )}</tbody></table></div>`;
@@ -85,13 +85,13 @@ export class Requests extends Part {
     const shown = this.all ? done : done.slice(0, SHOWN);
     return html`<h3 style="margin-top:16px">Last requests</h3>
       <div class="scroll"><table data-test="recent">
-        <thead><tr><th>Time</th><th>State</th><th class="n">Prompt</th><th class="n">From cache</th><th class="n">Answer</th><th class="n hide-narrow">Took</th><th><span class="hidden-text">Action</span></th></tr></thead>
+        <thead><tr><th>Time</th><th>State</th><th class="n">Prompt</th><th class="n">From cache</th><th class="n hide-narrow">Answer</th><th class="n hide-narrow">Took</th><th><span class="hidden-text">Action</span></th></tr></thead>
         <tbody>${shown.map(
           (r) => html`<tr>
             <td title=${ago(r.at)}>${clock(r.at)}</td>
             <td class=${r.state === "failed" ? "bad" : ""} title=${r.error ?? ""}>${STATES[r.state] ?? r.state}</td>
             <td class="n">${count(r.prompt_tokens)}</td><td class="n">${count(r.cached_tokens ?? 0)}</td>
-            <td class="n">${r.generated === null ? "–" : count(r.generated)}</td>
+            <td class="n hide-narrow">${r.generated === null ? "–" : count(r.generated)}</td>
             <td class="n hide-narrow">${r.timings_ms ? ms(r.timings_ms.reduce((a, b) => a + b, 0)) : "–"}</td>
             <td class="n"><button @click=${() => void this.inspect(r.id)} aria-label=${`Inspect request ${r.id}`}>Inspect</button></td>
           </tr>`,
