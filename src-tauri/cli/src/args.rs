@@ -48,6 +48,9 @@ pub enum Command {
     /// Turn a GGUF file into a model folder, losslessly
     #[command(after_help = EXIT_CODES)]
     Import(ImportArgs),
+    /// Quantize an unquantized model into a new folder
+    #[command(after_help = EXIT_CODES)]
+    Convert(ConvertArgs),
     /// List the models on this computer
     #[command(after_help = EXIT_CODES)]
     Ls(DataArgs),
@@ -285,6 +288,28 @@ pub struct ImportArgs {
     pub file: PathBuf,
     /// The new model folder [default: one in Hearth's models folder, named after the file]
     #[arg(long, value_name = "FOLDER")]
+    pub out: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hearth convert`.
+#[derive(Debug, Args)]
+pub struct ConvertArgs {
+    /// The model: a folder, a hub id that is on disk, or an unambiguous part of a name
+    pub model: String,
+    /// How weights are stored
+    #[arg(long, default_value = "affine", value_parser = ["affine", "mxfp4", "mxfp8", "nvfp4"])]
+    pub mode: String,
+    /// Bits for each weight: 2, 3, 4, 5, 6 or 8 for affine, and what the other modes are made of [default: 4, mxfp8: 8]
+    #[arg(long, value_name = "BITS")]
+    pub bits: Option<u32>,
+    /// Weights that share a scale: 32, 64 or 128 for affine [default: 64; mxfp4 and mxfp8: 32, nvfp4: 16]
+    #[arg(long, value_name = "N")]
+    pub group: Option<u32>,
+    /// The new model folder [default: one in Hearth's models folder, named after the model]
+    #[arg(long, short, value_name = "FOLDER")]
     pub out: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]

@@ -1,6 +1,7 @@
 //! The commands, one module each, and which one to run.
 
 mod cache;
+mod convert;
 mod doctor;
 mod ending;
 mod fit;
@@ -32,6 +33,7 @@ pub fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Run(args) => wait(run::run(args, &home)),
         Command::Generate(args) => wait(generate::run(args, &home)),
         Command::Import(args) => import::run(&args, &home),
+        Command::Convert(args) => convert::run(&args, &home),
         Command::Ls(args) => ls::run(&args, &home),
         Command::Ps(args) => wait(ps::run(&args, &home)),
         Command::Stop(args) => wait(stop::run(&args, &home)),

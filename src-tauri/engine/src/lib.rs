@@ -4,6 +4,7 @@
 //! the server talks to. Nothing outside this crate ever holds an MLX array.
 
 mod cache;
+pub mod convert;
 #[allow(dead_code, unused_imports)]
 mod disk;
 mod error;

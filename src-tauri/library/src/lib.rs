@@ -21,6 +21,7 @@ pub mod marker;
 pub mod remove;
 pub mod scan;
 pub mod shelf;
+pub mod staging;
 pub mod summary;
 pub mod watch;
 

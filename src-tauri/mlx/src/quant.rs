@@ -105,6 +105,14 @@ impl Tensor {
     /// # Errors
     /// MLX's, where the width is no multiple of the group.
     pub fn quantize(&self, group_size: i32, bits: i32) -> Result<QuantizedWeight> {
+        self.quantize_as(c"affine", group_size, bits)
+    }
+
+    /// As [`Tensor::quantize`], in any of MLX's modes; all but `affine` have no biases.
+    ///
+    /// # Errors
+    /// MLX's, where width, group and bits do not fit the mode.
+    pub fn quantize_as(&self, mode: &'static CStr, group_size: i32, bits: i32) -> Result<QuantizedWeight> {
         prepare();
         // SAFETY: the vector is made, read and freed here; every handle taken from it is owned by a tensor.
         unsafe {
@@ -114,7 +122,7 @@ impl Tensor {
                 self.raw(),
                 some(group_size),
                 some(bits),
-                c"affine".as_ptr(),
+                mode.as_ptr(),
                 mlx_array { ctx: std::ptr::null_mut() },
                 call::stream(),
             );
@@ -125,8 +133,8 @@ impl Tensor {
                 check("quantize", status).map(|()| part)
             };
             let result = check("quantize", status).and_then(|()| {
-                let (packed, scales, biases) = (get(0)?, get(1)?, Some(get(2)?));
-                Ok(QuantizedWeight { packed, scales, biases, group_size, bits, mode: c"affine" })
+                let biases = if mlx_sys::mlx_vector_array_size(parts) > 2 { Some(get(2)?) } else { None };
+                Ok(QuantizedWeight { packed: get(0)?, scales: get(1)?, biases, group_size, bits, mode })
             });
             mlx_sys::mlx_vector_array_free(parts);
             result

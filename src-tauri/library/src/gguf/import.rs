@@ -5,7 +5,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
-use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -16,11 +15,10 @@ use super::reader::{GgufFile, GgufTensor, SUPPORTED_TYPES, TensorType};
 use super::tensors::{Affine, GROUP, Layout, interleaved_row};
 use super::tokenizer::{self, TokenizerFiles};
 use crate::LibraryError;
+use crate::staging::{Staging, write, write_json};
 
 /// Source bytes handled at once.
 const CHUNK: u64 = 4 << 20;
-/// Free space that is left to the system on top of what is written.
-const SPARE: u64 = 64 << 20;
 
 /// What an import did.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,12 +119,7 @@ pub fn import_gguf(
     let tokenizer = tokenizer::convert(&file, config.vocab, config.context, extra_stop)?;
     let (header, offsets, size) = header(&plans);
 
-    let (parent, name) = target(out_dir)?;
-    check_space(&parent, out_dir, size + tokenizer.tokenizer.len() as u64 + (1 << 20))?;
-    let staging = tempfile::Builder::new()
-        .prefix(&format!(".{name}.importing-"))
-        .tempdir_in(&parent)
-        .map_err(LibraryError::io("create a folder in", &parent))?;
+    let staging = Staging::begin(out_dir, "importing", size + tokenizer.tokenizer.len() as u64 + (1 << 20))?;
 
     write_tokenizer(staging.path(), &tokenizer)?;
     write_json(&staging.path().join("generation_config.json"), &tokenizer.ids.to_json())?;
@@ -135,15 +128,7 @@ pub fn import_gguf(
     let weights = staging.path().join("model.safetensors");
     write_weights(&file, &data, &plans, &weights, (&header, &offsets, size), progress)?;
 
-    // The temporary folder is private to its owner; a model folder is an ordinary one.
-    open_up(staging.path())?;
-    sync_folder(staging.path())?;
-    let staged = staging.keep();
-    if let Err(e) = fs::rename(&staged, out_dir) {
-        let _ = fs::remove_dir_all(&staged);
-        return Err(LibraryError::io("rename the imported folder to", out_dir)(e));
-    }
-    sync_folder(&parent)?;
+    staging.finish()?;
 
     let mut types: Vec<(String, usize)> = Vec::new();
     for p in &plans {
@@ -374,44 +359,6 @@ fn dtype(plans: &[Plan<'_>]) -> &'static str {
     }
 }
 
-/// The parent folder and the name of `out_dir`, which must not exist with content.
-fn target(out_dir: &Path) -> Result<(PathBuf, String), LibraryError> {
-    let exists = || LibraryError::OutputExists { path: out_dir.to_path_buf() };
-    match fs::symlink_metadata(out_dir) {
-        Ok(m) if m.is_dir() => {
-            let mut entries = fs::read_dir(out_dir).map_err(LibraryError::io("list", out_dir))?;
-            if entries.next().is_some() {
-                return Err(exists());
-            }
-        }
-        Ok(_) => return Err(exists()),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-        Err(e) => return Err(LibraryError::io("read", out_dir)(e)),
-    }
-    let name = out_dir
-        .file_name()
-        .ok_or_else(|| LibraryError::mismatch(out_dir, "the output folder", "a path that ends in a name", "none"))?;
-    let parent = match out_dir.parent() {
-        Some(p) if !p.as_os_str().is_empty() => p.to_path_buf(),
-        _ => PathBuf::from("."),
-    };
-    let meta = fs::metadata(&parent).map_err(LibraryError::io("open the folder", &parent))?;
-    if !meta.is_dir() {
-        return Err(LibraryError::mismatch(&parent, "the output folder's parent", "a folder", "a file"));
-    }
-    Ok((parent, name.to_string_lossy().into_owned()))
-}
-
-fn check_space(parent: &Path, out_dir: &Path, bytes: u64) -> Result<(), LibraryError> {
-    let stat = rustix::fs::statvfs(parent).map_err(|e| LibraryError::io("read the free space of", parent)(e.into()))?;
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-    let needed = bytes + SPARE;
-    if free < needed {
-        return Err(LibraryError::NoSpace { path: out_dir.to_path_buf(), needed, free });
-    }
-    Ok(())
-}
-
 fn write_tokenizer(folder: &Path, files: &TokenizerFiles) -> Result<(), LibraryError> {
     write(&folder.join("tokenizer.json"), &files.tokenizer)?;
     write_json(&folder.join("tokenizer_config.json"), &files.config)?;
@@ -423,24 +370,4 @@ fn write_tokenizer(folder: &Path, files: &TokenizerFiles) -> Result<(), LibraryE
         }
     }
     Ok(())
-}
-
-fn write_json(path: &Path, value: &Json) -> Result<(), LibraryError> {
-    write(path, format!("{value:#}\n").as_bytes())
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<(), LibraryError> {
-    let mut f = File::create_new(path).map_err(LibraryError::io("create", path))?;
-    f.write_all(bytes).map_err(LibraryError::io("write", path))?;
-    f.sync_all().map_err(LibraryError::io("write", path))
-}
-
-fn open_up(folder: &Path) -> Result<(), LibraryError> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(folder, fs::Permissions::from_mode(0o755))
-        .map_err(LibraryError::io("set the permissions of", folder))
-}
-
-fn sync_folder(folder: &Path) -> Result<(), LibraryError> {
-    File::open(folder).and_then(|f| f.sync_all()).map_err(LibraryError::io("sync", folder))
 }
