@@ -1,7 +1,9 @@
 //! The command line as data: every command, flag, default and environment variable. Nothing here does anything.
 
+use crate::given::Given;
 use crate::sizes;
 use clap::{Args, Parser, Subcommand};
+use hearth_server::logs::LogRing;
 use std::path::PathBuf;
 
 /// What every `--help` ends with.
@@ -51,7 +53,16 @@ pub enum Command {
     /// Quantize an unquantized model into a new folder
     #[command(after_help = EXIT_CODES)]
     Convert(ConvertArgs),
-    /// List the models on this computer
+    /// Download a model from the hub, or go on with a download
+    #[command(after_help = EXIT_CODES)]
+    Pull(PullArgs),
+    /// Search the hub for models
+    #[command(after_help = EXIT_CODES)]
+    Search(SearchArgs),
+    /// Remove a model from this computer
+    #[command(after_help = EXIT_CODES)]
+    Rm(RmArgs),
+    /// List the models on this computer, and downloads that are not complete
     #[command(after_help = EXIT_CODES)]
     Ls(DataArgs),
     /// Show the running server: its model, rows and memory
@@ -63,12 +74,18 @@ pub enum Command {
     /// Show, flush or clear the prompt cache of the running server
     #[command(subcommand, after_help = EXIT_CODES)]
     Cache(CacheCommand),
+    /// Open the running server's dashboard in a browser, by a link that works once
+    #[command(after_help = EXIT_CODES)]
+    Dashboard(DashboardArgs),
     /// Check that this computer is ready, and say what to do where it is not
     #[command(after_help = EXIT_CODES)]
     Doctor(DataArgs),
     /// Tell whether a model fits on this computer, with how much context and how fast; reads no weights
     #[command(after_help = EXIT_CODES)]
     Fit(FitArgs),
+    /// Measure a model on this computer in under a minute: speeds, and memory against the prediction
+    #[command(after_help = EXIT_CODES)]
+    Bench(BenchArgs),
     /// Check that this computer is quiet and has room for a model now, and say what to do where it has not
     #[command(after_help = EXIT_CODES)]
     Preflight(PreflightArgs),
@@ -78,6 +95,17 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct DataArgs {
     /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hearth dashboard`.
+#[derive(Debug, Args)]
+pub struct DashboardArgs {
+    /// Only print the link
+    #[arg(long)]
+    pub no_open: bool,
+    /// Print JSON, and open nothing
     #[arg(long)]
     pub json: bool,
 }
@@ -100,6 +128,26 @@ pub struct FitArgs {
     /// Show on which Macs it would run
     #[arg(long)]
     pub skus: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hearth bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// The model: a folder, a hub id that is on disk, or an unambiguous part of a name
+    pub model: String,
+    /// Tokens of the longer of the two prompts; the other has a quarter of it [default: what takes about 12 seconds, 2048
+    /// at most]
+    #[arg(long, value_name = "N", value_parser = count(4, 1 << 30))]
+    pub prompt: Option<u32>,
+    /// Tokens to generate in each run [default: what takes about 8 seconds, 64 at most]
+    #[arg(long, value_name = "N", value_parser = count(2, 1 << 20))]
+    pub decode: Option<u32>,
+    /// Keep keys and values in 4 or 8 bits [default: as computed]
+    #[arg(long, value_name = "BITS", value_parser = ["4", "8"])]
+    pub kv_bits: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -146,12 +194,36 @@ pub struct CacheArgs {
 /// How the engine runs, wherever it runs.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
-    /// Context limit in tokens, prompt and answer together [default: the model's own]
+    /// Context limit in tokens, prompt and answer together [default: the model's own, as far as the memory budget has room]
     #[arg(long, env = "HEARTH_CONTEXT", value_name = "N", value_parser = count(1, 1 << 30))]
     pub context: Option<u32>,
+    /// Memory that the model, its requests and the prompt cache may take together, such as 18GB [default: three quarters of
+    /// the memory, and no more than the GPU may hold]
+    #[arg(long, env = "HEARTH_MEMORY_BUDGET", value_name = "SIZE", value_parser = budget)]
+    pub memory_budget: Option<u64>,
+    /// Part of the budget that stays free for what arithmetic does not see, such as 512MB [default: a thirty-second of the
+    /// memory, from 256MiB to 2GiB]
+    #[arg(long, env = "HEARTH_RESERVE", value_name = "SIZE", value_parser = sizes::parse)]
+    pub reserve: Option<u64>,
+    /// The budget comes from `settings.toml`.
+    #[arg(skip)]
+    pub budget_is_set: bool,
     /// Prompt tokens computed at once while nothing else runs
     #[arg(long, env = "HEARTH_PREFILL_CHUNK", value_name = "N", default_value_t = 2048, value_parser = count(1, 1 << 20))]
     pub prefill_chunk: u32,
+}
+
+impl EngineArgs {
+    /// Where the memory budget comes from, for those who are shown it.
+    pub fn budget_from(&self) -> &'static str {
+        let given = std::env::args().any(|arg| arg == "--memory-budget" || arg.starts_with("--memory-budget="));
+        match (self.memory_budget, given) {
+            (Some(_), _) if self.budget_is_set => "settings",
+            (None, _) => "default",
+            (Some(_), true) => "flag",
+            (Some(_), false) => "environment",
+        }
+    }
 }
 
 /// `hearth serve`.
@@ -178,6 +250,12 @@ pub struct ServeArgs {
     /// Leave the x-anthropic-billing-header line at the start of a system prompt, which is new with every request
     #[arg(long)]
     pub keep_client_headers: bool,
+    /// Which of these were given, and how.
+    #[arg(skip)]
+    pub given: Given,
+    /// The last log lines.
+    #[arg(skip)]
+    pub logs: LogRing,
     /// A key that requests must carry; may be given several times [default: any key is accepted]
     #[arg(long = "api-key", env = "HEARTH_API_KEY", value_name = "KEY", hide_env_values = true)]
     pub api_keys: Vec<String>,
@@ -289,6 +367,50 @@ pub struct ImportArgs {
     /// The new model folder [default: one in Hearth's models folder, named after the file]
     #[arg(long, value_name = "FOLDER")]
     pub out: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hearth pull`.
+#[derive(Debug, Args)]
+pub struct PullArgs {
+    /// The model on the hub: org/name, or org/name@revision for a branch, tag or commit
+    #[arg(value_name = "MODEL[@REVISION]")]
+    pub model: String,
+    /// Only say how much there is to download, and whether the model fits on this computer; reads headers, no weights
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hearth search`.
+#[derive(Debug, Args)]
+pub struct SearchArgs {
+    /// What to look for, such as qwen3
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub text: String,
+    /// Most models to show
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = count(1, 100))]
+    pub limit: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hearth rm`.
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// The model, as `hearth ls` shows it, or an unambiguous part of its name
+    pub model: String,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// Remove it although Hearth has not made it, and other programs may use it
+    #[arg(long)]
+    pub foreign: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

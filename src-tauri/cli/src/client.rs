@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use hearth_core::stats::{CacheClear, CacheFlush, Health, Stats};
+use hearth_library::download::Download;
 use reqwest::{RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -28,6 +29,15 @@ pub enum Piece {
         /// Tokens of the answer.
         answer: u64,
     },
+}
+
+/// A way into the dashboard.
+#[derive(Debug, Clone, serde::Deserialize)]
+pub struct Ticket {
+    /// What comes after the server's address.
+    pub path: String,
+    /// How long it is good for.
+    pub expires_s: u64,
 }
 
 /// Why a chat request gave no answer.
@@ -91,6 +101,14 @@ impl Client {
         if reply.status().is_success() { Ok(()) } else { Err(self.refusal(reply).await) }
     }
 
+    /// A one-time link to the dashboard.
+    ///
+    /// # Errors
+    /// Exit code 4 when it cannot be reached, 1 when it refuses.
+    pub async fn dashboard_ticket(&self) -> Result<Ticket, Failure> {
+        self.admin("/api/hearth/session/ticket").await
+    }
+
     /// Has the prompt cache written to disk; answers when that is done.
     ///
     /// # Errors
@@ -105,6 +123,38 @@ impl Client {
     /// Exit code 4 when it cannot be reached, 1 when it refuses.
     pub async fn clear_cache(&self) -> Result<CacheClear, Failure> {
         self.admin("/api/hearth/cache/clear").await
+    }
+
+    /// Has a model downloaded.
+    ///
+    /// # Errors
+    /// Exit code 4 when it cannot be reached, 1 when it refuses.
+    pub async fn start_download(&self, repo: &str, revision: &str) -> Result<Download, Failure> {
+        let body = json!({"repo": repo, "revision": revision});
+        let request = self.request(reqwest::Method::POST, "/api/hearth/downloads").json(&body);
+        self.answered(request).await
+    }
+
+    /// One download.
+    ///
+    /// # Errors
+    /// As [`Client::start_download`].
+    pub async fn download(&self, id: &str) -> Result<Download, Failure> {
+        self.answered(self.request(reqwest::Method::GET, &format!("/api/hearth/downloads/{id}"))).await
+    }
+
+    /// Has a download stop where it is.
+    ///
+    /// # Errors
+    /// As [`Client::start_download`].
+    pub async fn pause_download(&self, id: &str) -> Result<Download, Failure> {
+        self.answered(self.request(reqwest::Method::POST, &format!("/api/hearth/downloads/{id}/pause"))).await
+    }
+
+    /// A quick request with JSON for an answer.
+    async fn answered<T: serde::de::DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, Failure> {
+        let reply = self.send(request.timeout(QUICK)).await?;
+        if reply.status().is_success() { self.read(reply).await } else { Err(self.refusal(reply).await) }
     }
 
     /// An admin request that may write or remove gigabytes.

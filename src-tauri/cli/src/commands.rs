@@ -1,21 +1,29 @@
 //! The commands, one module each, and which one to run.
 
+mod bench;
 mod cache;
 mod convert;
+mod dashboard;
 mod doctor;
 mod ending;
 mod fit;
 mod generate;
 mod import;
+mod learning;
 mod local;
 mod ls;
 mod model;
+mod preferences;
 mod preflight;
 mod ps;
+mod pull;
+mod rm;
 mod run;
 mod running;
+mod search;
 mod serve;
 mod stop;
+mod unclean;
 
 use crate::args::{Cli, Command};
 use crate::failure::Failure;
@@ -34,12 +42,17 @@ pub fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Generate(args) => wait(generate::run(args, &home)),
         Command::Import(args) => import::run(&args, &home),
         Command::Convert(args) => convert::run(&args, &home),
+        Command::Pull(args) => wait(pull::run(args, &home)),
+        Command::Search(args) => wait(search::run(&args, &home)),
+        Command::Rm(args) => wait(rm::run(&args, &home)),
         Command::Ls(args) => ls::run(&args, &home),
         Command::Ps(args) => wait(ps::run(&args, &home)),
         Command::Stop(args) => wait(stop::run(&args, &home)),
         Command::Cache(command) => wait(cache::run(&command, &home)),
+        Command::Dashboard(args) => wait(dashboard::run(&args, &home)),
         Command::Doctor(args) => wait(doctor::run(&args, &home)),
         Command::Fit(args) => fit::run(&args, &home),
+        Command::Bench(args) => wait(bench::run(args, &home)),
         Command::Preflight(args) => preflight::run(&args, &home),
     }
 }

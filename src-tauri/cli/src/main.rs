@@ -5,31 +5,43 @@ mod args;
 mod client;
 mod commands;
 mod failure;
+mod given;
 mod output;
 mod sizes;
 mod system;
 
-use clap::Parser;
+use args::{Cli, Command};
+use clap::{CommandFactory, FromArgMatches};
 use failure::Failure;
+use given::Given;
+use hearth_server::logs::LogRing;
 use std::io::IsTerminal;
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 fn main() -> ExitCode {
-    let cli = args::Cli::parse();
-    match log_to_stderr(&cli.log).and_then(|()| commands::dispatch(cli)) {
+    let matches = Cli::command().get_matches();
+    let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
+    let logs = LogRing::default();
+    if let Command::Serve(args) = &mut cli.command {
+        (args.given, args.logs) = (Given::of(&matches), logs.clone());
+    }
+    match log_to(&cli.log, logs).and_then(|()| commands::dispatch(cli)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
 }
 
-fn log_to_stderr(filter: &str) -> Result<(), Failure> {
+/// Logs to standard error what the filter lets pass, and keeps the last lines for the dashboard.
+fn log_to(filter: &str, ring: LogRing) -> Result<(), Failure> {
     let filter = EnvFilter::try_new(filter)
         .map_err(|e| Failure::usage(format!("the log filter `{filter}` is not valid: {e}; try `warn` or `info`")))?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+    let shown = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    // Without a filter of its own every debug line of every library would be made, and dropped.
+    let kept = ring.with_filter(LevelFilter::INFO);
+    tracing_subscriber::registry().with(shown.with_filter(filter)).with(kept).init();
     Ok(())
 }

@@ -22,6 +22,7 @@ pub fn apply(args: &mut ServeArgs, home: &Home) -> Result<Settings, Failure> {
     }
     let number = |name: &str| settings.number(name);
     let small = |name: &str| settings.number(name).and_then(|n| u32::try_from(n).ok());
+    args.engine.budget_is_set = args.given.origin("memory_budget").is_none();
     args.engine.memory_budget = number("memory_budget");
     args.engine.reserve = number("reserve");
     args.engine.context = small("context");

@@ -3,15 +3,19 @@
 use crate::args::ServeArgs;
 use crate::client::Client;
 use crate::commands::ending::Ending;
-use crate::commands::{local, model};
+use crate::commands::learning::Learner;
+use crate::commands::unclean::{self, Recorder, Watch};
+use crate::commands::{local, model, preferences};
 use crate::failure::Failure;
 use crate::output;
 use hearth_core::Backend;
-use hearth_core::stats::{CacheStats, SsdState};
+use hearth_core::stats::{CacheStats, Health, SsdState, Stats};
 use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
+use hearth_library::download::DownloadManager;
 use hearth_library::home::{Home, HomeLock, Ownership, ServerRecord, now};
 use hearth_library::scan::{ModelEntry, Places};
-use hearth_server::{Bound, ServerConfig, StartError, bind, serve};
+use hearth_library::{learned::Log, marker};
+use hearth_server::{Bound, Learning, ServerConfig, StartError, bind, serve};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
@@ -22,7 +26,8 @@ use tokio::sync::watch;
 /// # Errors
 /// Before listening: a wrong option (2), no such model (3), a taken home or port (1). After: a model that cannot be
 /// used (3).
-pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
+pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
+    let settings = preferences::apply(&mut args, home)?;
     let token = new_token()?;
     let config = config(&args, &token);
     if config.host != "localhost" && config.host.parse::<std::net::IpAddr>().is_err() {
@@ -34,12 +39,30 @@ pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
             config.host
         )));
     }
-    let config = ServerConfig { places: Places::standard(home, &[]), ..config };
+    let config = ServerConfig {
+        places: Places::standard(home, &settings.model_folders()),
+        logs: args.logs.clone(),
+        settings: settings.clone(),
+        ..config
+    };
     let cache = cache(&args, home)?;
     // From here on a signal ends the server in order, however early it comes.
     let (stop, running) = stop_on_signals()?;
-    let entry = model::pick(args.model.as_deref(), home)?;
-    let lock = match home.acquire()? {
+    let entry = match args.model {
+        None if !settings.switch("auto_load", true) => None,
+        _ => model::pick(args.model.as_deref(), home)?,
+    };
+    let owner = home.acquire()?;
+    // What was in memory when a server went down is not loaded again by itself: it may go down again.
+    let left = marker::left_behind(home, &owner, unclean::boot().as_deref()).filter(|_| args.model.is_none());
+    let entry = entry.filter(|_| left.is_none());
+    let config = ServerConfig {
+        notice: left.as_ref().map(unclean::why),
+        learning: Some(Learning { log: Log::of(home), mlx: hearth_mlx::version() }),
+        downloads: DownloadManager::standard(home).ok(),
+        ..config
+    };
+    let lock = match owner {
         Ownership::Owned(lock) => lock,
         Ownership::Held(holder) => {
             return Err(Failure::no(format!(
@@ -67,15 +90,33 @@ pub async fn run(args: ServeArgs, home: &Home) -> Result<(), Failure> {
         max_rows: args.max_rows as usize,
         prefill_chunk: args.engine.prefill_chunk as usize,
         context: args.engine.context.map(|n| n as usize),
+        memory: local::memory(&args.engine),
         cache,
         ..EngineOptions::default()
     })?;
-    let _ = running.set(engine.clone());
-    let served = answer(bound, &engine, stop, async |engine| match &entry {
-        None => output::line(&format!("no model is loaded: {}", model::unclear("serve", home))),
-        Some(entry) => ready(engine, entry, home, &lock, &mut record).await,
+    let recorder = Recorder::new(home);
+    let _ = running.set((engine.clone(), recorder.clone()));
+    let kv_bits = args.cache.kv_bits.as_deref().and_then(|bits| bits.parse().ok());
+    let mut learner = Learner::new(home, kv_bits, args.engine.prefill_chunk.into());
+    let look = {
+        let engine = engine.clone();
+        move |health: &Health, stats: &Stats| learner.look(&engine, health, stats)
+    };
+    let watch = Watch::start(recorder.clone(), engine.clone(), look)?;
+    let served = answer(bound, &engine, stop, async |engine| match (&entry, &left) {
+        (None, Some(left)) => output::line(&format!("no model is loaded: {}", unclean::why(left))),
+        (None, None) => output::line(&format!("no model is loaded: {}", model::unclear("serve", home))),
+        (Some(entry), _) => {
+            let name = name_of(entry);
+            let budget = Some(engine.stats().memory.ledger.budget).filter(|&bytes| bytes > 0);
+            recorder.loading(&name, args.engine.context.map(u64::from), budget);
+            ready(engine, entry, &name, home, &lock, &mut record).await
+        }
     });
     let served = served.await;
+    // It ends because it was told to, or says why it does.
+    drop(watch);
+    recorder.end();
     // Nobody is told any more of a server that does not answer; the home is this process's until the cache is saved.
     let _ = std::fs::remove_file(home.server_json());
     let ended = match served {
@@ -199,23 +240,26 @@ async fn answer(
 async fn ready(
     engine: &EngineHandle,
     entry: &ModelEntry,
+    name: &str,
     home: &Home,
     lock: &HomeLock,
     record: &mut ServerRecord,
 ) -> Result<(), Failure> {
     let started = Instant::now();
     let model = model::load(engine, entry).await?;
-    // A folder outside the usual places is found again only by its path.
-    let name = if entry.source == hearth_library::scan::Source::Folder {
-        entry.path.display().to_string()
-    } else {
-        entry.id.clone()
-    };
-    home.set_last_model(&name)?;
+    home.set_last_model(name)?;
     record.model = Some(model.id.clone());
     lock.publish(record)?;
     let took = started.elapsed().as_secs_f64();
     output::line(&format!("ready: {} ({} tokens context, loaded in {took:.1} s)", model.id, model.context))
+}
+
+/// What finds this model again. A folder outside the usual places is found only by its path.
+fn name_of(entry: &ModelEntry) -> String {
+    match entry.source {
+        hearth_library::scan::Source::Folder => entry.path.display().to_string(),
+        _ => entry.id.clone(),
+    }
 }
 
 fn config(args: &ServeArgs, token: &str) -> ServerConfig {
@@ -270,21 +314,25 @@ async fn refused(e: StartError) -> Failure {
 
 /// Turns true at the first SIGINT, SIGTERM or SIGHUP. A second one ends the process at once, and says what the engine
 /// has not saved, once there is one.
-fn stop_on_signals() -> Result<(watch::Receiver<bool>, Arc<OnceLock<EngineHandle>>), Failure> {
+fn stop_on_signals() -> Result<(watch::Receiver<bool>, Arc<OnceLock<(EngineHandle, Recorder)>>), Failure> {
     let mut signals = Vec::new();
     for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
         signals.push(signal(kind).map_err(|e| Failure::no(format!("cannot watch for signals: {e}")))?);
     }
     let (send, receive) = watch::channel(false);
     let seen = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let running = Arc::new(OnceLock::<EngineHandle>::new());
+    let running = Arc::new(OnceLock::<(EngineHandle, Recorder)>::new());
     for mut one in signals {
         let (send, seen, running) = (send.clone(), seen.clone(), running.clone());
         tokio::spawn(async move {
             while one.recv().await.is_some() {
                 if seen.swap(true, std::sync::atomic::Ordering::Relaxed) {
-                    if let Some(lost) = running.get().and_then(|engine| cut_short(&engine.stats().cache)) {
-                        eprintln!("{lost}");
+                    if let Some((engine, recorder)) = running.get() {
+                        // Whoever presses twice knows what was running.
+                        recorder.end();
+                        if let Some(lost) = cut_short(&engine.stats().cache) {
+                            eprintln!("{lost}");
+                        }
                     }
                     crate::system::leave_at_once(130);
                 }
