@@ -7,6 +7,7 @@
 
 pub mod cache;
 mod measure;
+pub mod memory;
 mod report;
 
 use crate::server::Server;

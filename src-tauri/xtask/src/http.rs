@@ -14,6 +14,8 @@ const PATIENCE: Duration = Duration::from_secs(600);
 pub struct Answer {
     /// The status code.
     pub status: u16,
+    /// Seconds of `Retry-After`.
+    pub retry_after: Option<u64>,
     body: BufReader<Body>,
 }
 
@@ -22,13 +24,28 @@ pub struct Answer {
 /// # Errors
 /// When the server cannot be reached or does not speak HTTP.
 pub fn send(server: SocketAddr, method: &str, path: &str, body: Option<&Value>) -> Result<Answer> {
+    send_with(server, method, path, body, None)
+}
+
+/// The same with a key.
+///
+/// # Errors
+/// As [`send`].
+pub fn send_with(
+    server: SocketAddr,
+    method: &str,
+    path: &str,
+    body: Option<&Value>,
+    key: Option<&str>,
+) -> Result<Answer> {
     let mut socket = TcpStream::connect_timeout(&server, Duration::from_secs(5))
         .with_context(|| format!("no server answers at {server}"))?;
     socket.set_read_timeout(Some(PATIENCE))?;
     socket.set_nodelay(true)?;
     let body = body.map(Value::to_string).unwrap_or_default();
+    let key = key.map(|key| format!("Authorization: Bearer {key}\r\n")).unwrap_or_default();
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nHost: {server}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+        "{method} {path} HTTP/1.1\r\nHost: {server}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{key}\
          Connection: close\r\n\r\n",
         body.len()
     );
@@ -68,28 +85,14 @@ pub fn stream(
     server: SocketAddr,
     path: &str,
     body: &Value,
-    mut event: impl FnMut(Value) -> Result<ControlFlow<()>>,
+    event: impl FnMut(Value) -> Result<ControlFlow<()>>,
 ) -> Result<()> {
-    let mut answer = send(server, "POST", path, Some(body))?;
+    let answer = send(server, "POST", path, Some(body))?;
     if answer.status != 200 {
         let status = answer.status;
         bail!("{path} answered {status}: {}", answer.text()?);
     }
-    let mut line = String::new();
-    while answer.body.read_line(&mut line)? > 0 {
-        if let Some(data) = line.trim_end().strip_prefix("data:") {
-            let data = data.trim_start();
-            if data == "[DONE]" {
-                break;
-            }
-            let json = serde_json::from_str(data).with_context(|| format!("an event is no JSON: {data}"))?;
-            if event(json)?.is_break() {
-                break;
-            }
-        }
-        line.clear();
-    }
-    Ok(())
+    answer.events(event)
 }
 
 impl Answer {
@@ -98,7 +101,7 @@ impl Answer {
         socket.read_line(&mut line)?;
         let status = line.split(' ').nth(1).and_then(|code| code.parse().ok());
         let status = status.with_context(|| format!("the server answered {line:?}, which is not HTTP"))?;
-        let mut length = Length::UntilClosed;
+        let (mut length, mut retry_after) = (Length::UntilClosed, None);
         loop {
             line.clear();
             if socket.read_line(&mut line)? == 0 || line.trim_end().is_empty() {
@@ -107,11 +110,35 @@ impl Answer {
             let lower = line.to_ascii_lowercase();
             if let Some(n) = lower.strip_prefix("content-length:") {
                 length = Length::Left(n.trim().parse().context("a content-length that is no number")?);
+            } else if let Some(n) = lower.strip_prefix("retry-after:") {
+                retry_after = n.trim().parse().ok();
             } else if lower.starts_with("transfer-encoding:") && lower.contains("chunked") {
                 length = Length::Chunked { left: 0, ended: false };
             }
         }
-        Ok(Self { status, body: BufReader::new(Body { socket, length }) })
+        Ok(Self { status, retry_after, body: BufReader::new(Body { socket, length }) })
+    }
+
+    /// Calls `event` with the JSON of each server-sent event until it breaks or the stream ends.
+    ///
+    /// # Errors
+    /// When the connection breaks or an event is no JSON, and those of `event`.
+    pub fn events(mut self, mut event: impl FnMut(Value) -> Result<ControlFlow<()>>) -> Result<()> {
+        let mut line = String::new();
+        while self.body.read_line(&mut line)? > 0 {
+            if let Some(data) = line.trim_end().strip_prefix("data:") {
+                let data = data.trim_start();
+                if data == "[DONE]" {
+                    break;
+                }
+                let json = serde_json::from_str(data).with_context(|| format!("an event is no JSON: {data}"))?;
+                if event(json)?.is_break() {
+                    break;
+                }
+            }
+            line.clear();
+        }
+        Ok(())
     }
 
     /// The whole body.

@@ -1,7 +1,8 @@
 //! `cargo xtask soak`: clients that come, read a little and hang up, for as long as wanted; then kills in the middle of
-//! the prompt cache's writing. Not part of CI.
+//! the prompt cache's writing. `cargo xtask soak memory`: many clients in a small budget. Not part of CI.
 
 mod kills;
+mod memory;
 
 use crate::server::{Server, free_port, stop_flag};
 use crate::workspace::{Profile, Workspace};
@@ -46,6 +47,20 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<()> {
         let kills = Kills { hearth: &hearth, model: &starter.folder, home, count: options.kills };
         println!("{}", kills.run(&stop)?);
     }
+    Ok(())
+}
+
+/// Many clients in a small memory budget, for so long; in a memory cgroup if wanted.
+///
+/// # Errors
+/// When the ledger promised what does not hold, or a request was lost.
+pub fn memory(ws: &Workspace, time: Duration, cgroup: bool) -> Result<()> {
+    setup::run(ws)?;
+    let hearth = ws.build_hearth(Profile::Release)?;
+    let starter = starter::ensure(ws, Profile::Release)?;
+    let home = ws.cache.join("soak-memory-home");
+    let soak = memory::Soak { hearth: &hearth, model: &starter.folder, home, time, cgroup };
+    println!("{}", soak.run(&*stop_flag()?)?);
     Ok(())
 }
 
