@@ -30,6 +30,9 @@ describe("numbers", () => {
     expect(plain(f.share(1, 4, f.bytes(8e9)))).toBe("25 % of 8.0 GB");
     expect(plain(f.share(1, 0, "0"))).toBe("0 % of 0");
   });
+  it("shortens numbers of parameters", () => {
+    expect([135e6, 999e6, 1.236e9, 9.96e9, 30.5e9].map(f.parameters)).toEqual(["135M", "999M", "1.2B", "10B", "31B"]);
+  });
   it("tells speeds", () => {
     expect(plain(f.speed(42.345))).toBe("42.3 tok/s");
     expect(plain(f.rate(12e6))).toBe("12 MB/s");

@@ -19,6 +19,12 @@ export function ram(n: number): string {
   return `${Math.round(n / 2 ** 30)}${NO_BREAK}GiB`;
 }
 
+/** A number of parameters: 135M, 1.2B. */
+export function parameters(n: number): string {
+  if (n >= 999.5e6) return `${(n / 1e9).toFixed(n < 9.95e9 ? 1 : 0)}B`;
+  return `${Math.round(n / 1e6)}M`;
+}
+
 /** A whole number with thin separators. */
 export function count(n: number): string {
   const digits = Math.round(Math.abs(n)).toString();

@@ -3,7 +3,7 @@
 import { html, nothing } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { ApiError, call, get, post } from "../lib/api";
-import { bytes, count, rate, speed, time } from "../lib/format";
+import { bytes, count, parameters, rate, speed, time } from "../lib/format";
 import { Watch, store } from "../lib/store";
 import type { Download } from "../types/download";
 import { Part } from "../parts/element";
@@ -17,12 +17,13 @@ interface LibraryModel {
   state?: string; pinned?: boolean; capabilities?: string[]; fit?: Fit | null; family?: string; size_label?: string;
 }
 interface CatalogueModel {
-  repo: string; name: string; family?: string; parameters?: number | string; quantization?: string; bytes?: number; context?: number;
+  repo: string; name: string; family?: string; parameters?: number | null; on_disk?: boolean; quantization?: string; bytes?: number | null; context?: number | null;
   capabilities?: string[]; purpose?: string; size_class?: string; fit?: Fit | null;
 }
 interface Found { repo: string; downloads?: number; likes?: number; updated?: string; gated?: boolean }
 interface Removal { frees: number; files: number; kept: string[] }
 
+const PURPOSES: Record<string, string> = { try: "Small, to try", chat: "Chat", code: "Code", agents: "Agents and tools", vision: "Pictures", embeddings: "Embeddings" };
 const OPEN = new Set(["queued", "checking", "downloading", "verifying", "paused"]);
 const DOWNLOADING: Record<string, string> = {
   queued: "Queued", checking: "Checking", downloading: "Downloading", verifying: "Verifying", paused: "Paused", done: "Done", failed: "Failed", cancelled: "Cancelled",
@@ -41,6 +42,7 @@ export class Models extends Part {
   @state() private removing: { model: string; removal: Removal } | undefined;
   @state() private busy: string | undefined;
   @state() private error: unknown;
+  @state() private purpose = "";
   private query = "";
   private number = 0;
 
@@ -151,16 +153,24 @@ export class Models extends Part {
 
   private onDisk() {
     const { items, error, absent } = this.disk;
+    const loaded = store.health?.status === "ready" ? store.health.model : undefined;
     let content;
     if (absent) content = this.loadedOnly();
     else if (error) content = html`<div style="padding:12px 16px">${failure(error, () => void this.load())}</div>`;
     else if (!items) content = html`<p class="empty">Looking for models.</p>`;
-    else if (items.length === 0)
+    else if (items.length === 0 && !loaded)
       content = html`<div class="empty"><h3>No models on this computer yet</h3><p>Take one from the catalogue below; each says whether it fits.</p></div>`;
-    else content = html`<ul class="list" data-test="on-disk">${items.map((m) => this.model(m))}</ul>`;
+    else content = html`<ul class="list" data-test="on-disk">${loaded && !items.some((m) => m.id === loaded) ? this.elsewhere(loaded) : nothing}${items.map((m) => this.model(m))}</ul>`;
     return html`<section class="panel flush" aria-labelledby="disk-h"><header><h2 id="disk-h">On disk</h2></header>${content}
       ${this.away.length > 0 ? html`<p class="small quiet" style="padding:0 16px 12px">Away now: ${this.away.join(", ")}. Connect the drive to see its models.</p>` : nothing}
     </section>`;
+  }
+
+  /** A loaded model that was named by its folder. */
+  private elsewhere(id: string) {
+    return html`<li class="stack tight"><div class="row wrap"><strong class="break">${id}</strong><span class="tag good">Loaded</span>
+      <span class="row end"><button ?disabled=${!!this.busy} @click=${() => void this.act(`unload ${id}`, () => post("/api/hearth/models/unload", { model: id }))}>Stop</button></span></div>
+      <p class="small quiet">From a folder of its own, outside of those that are looked in.</p></li>`;
   }
 
   private loadedOnly() {
@@ -210,15 +220,17 @@ export class Models extends Part {
     if (absent) return nothing;
     const here = new Set((this.disk.items ?? []).map((m) => m.id));
     const coming = new Set([...store.downloads.values()].filter((d) => OPEN.has(d.state)).map((d) => d.repo));
-    return html`<section class="panel flush" aria-labelledby="catalogue-h"><header><h2 id="catalogue-h">Catalogue</h2></header>
+    return html`<section class="panel flush" aria-labelledby="catalogue-h"><header><h2 id="catalogue-h">Catalogue</h2>
+        <select class="end" aria-label="Purpose" @change=${(e: Event) => (this.purpose = (e.target as HTMLSelectElement).value)}><option value="">Every purpose</option>
+          ${[...new Set((items ?? []).map((m) => m.purpose ?? ""))].filter(Boolean).map((p) => html`<option value=${p}>${PURPOSES[p] ?? p}</option>`)}</select></header>
       ${error ? html`<div style="padding:12px 16px">${failure(error, () => void this.loadCatalogue())}</div>` : nothing}
-      ${items ? html`<ul class="list">${items.map((m) => {
-        const facts = [m.parameters ? `${m.parameters}` : null, m.quantization, m.bytes ? bytes(m.bytes) : "size unknown", m.context ? `${count(m.context)} tokens` : null, ...(m.capabilities ?? [])].filter(Boolean);
+      ${items ? html`<ul class="list" data-test="catalogue">${items.filter((m) => this.purpose === "" || m.purpose === this.purpose).map((m) => {
+        const facts = [m.purpose ? (PURPOSES[m.purpose] ?? m.purpose) : null, m.parameters ? parameters(m.parameters) : null, m.quantization, m.bytes ? bytes(m.bytes) : "size unknown", m.context ? `${count(m.context)} tokens` : null, ...(m.capabilities ?? [])].filter(Boolean);
         return html`<li class="stack tight">
-          <div class="row wrap"><strong>${m.name}</strong>${fitTag(m.fit)}<span class="row end">
-            ${here.has(m.repo) ? html`<span class="tag good">On disk</span>` : coming.has(m.repo) ? html`<span class="tag">Downloading</span>`
+          <div class="row wrap"><strong>${m.name}</strong>${m.fit ? fitTag(m.fit) : sizeTag(m.bytes)}<span class="row end">
+            ${m.on_disk || here.has(m.repo) ? html`<span class="tag good">On disk</span>` : coming.has(m.repo) ? html`<span class="tag">Downloading</span>`
               : html`<button @click=${() => void this.pull(m.repo)} ?disabled=${!!this.busy} aria-label=${`Download ${m.name}`}>Download</button>`}</span></div>
-          <p class="small quiet break">${facts.join(" · ")}</p>${m.purpose ? html`<p class="small">${m.purpose}</p>` : nothing}
+          <p class="small quiet break">${facts.join(" · ")}</p>
         </li>`;
       })}</ul>` : error ? nothing : html`<p class="empty">Reading the catalogue.</p>`}
     </section>`;
@@ -247,6 +259,15 @@ export class Models extends Part {
 /** Whether this server has no such route, or nothing behind it. */
 function absent(error: unknown): boolean {
   return error instanceof ApiError && (error.status === 404 || error.status === 501);
+}
+
+/** Whether a model's weights alone are more than the budget; the whole is known only once its files' headers are. */
+function sizeTag(weights: number | null | undefined) {
+  const ledger = store.stats?.memory.ledger;
+  if (!weights || !ledger || ledger.budget === 0) return nothing;
+  return weights + ledger.reserve > ledger.budget
+    ? html`<span class="tag bad">Too large: ${bytes(weights)} of weights, budget ${bytes(ledger.budget)}</span>`
+    : html`<span class="tag good" title=${`${bytes(weights)} of a budget of ${bytes(ledger.budget)}; how much context fits is known when it is here`}>Weights fit</span>`;
 }
 
 /** Whether a model fits, in a word and a shape. */

@@ -12,6 +12,8 @@ import type { MemorySample } from "../types/hearth";
 import { Part } from "./element";
 
 const WINDOW_S = 600;
+/** A server that has just started fills more than a corner of the chart. */
+const SHORTEST_S = 120;
 /** Swap that grew by less between two samples is no mark. */
 const SWAP_STEP = 16e6;
 const HEIGHT = 220;
@@ -97,7 +99,7 @@ export class MemoryChart extends Part {
       padding: [8, 4, 0, 0],
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
       scales: {
-        x: { time: true, range: (_, __, max) => [max - WINDOW_S, max] },
+        x: { time: true, range: (_, min, max) => [max - Math.min(WINDOW_S, Math.max(SHORTEST_S, max - min)), max] },
         y: { range: () => [0, this.top()] },
       },
       axes: [
