@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { after, before, test } from "node:test";
 import { promisify } from "node:util";
-import { ask, browser, open, picture, real, show } from "./support.mjs";
+import { ask, browser, hub, open, picture, real, show } from "./support.mjs";
 
 let chrome;
 
@@ -108,3 +108,35 @@ test("hearth dashboard lets a browser in, and one without a model says what to d
   }
 });
 
+
+test("a model is found on the hub, downloaded with a pause, and deleted", async () => {
+  const models = await hub();
+  const server = await real({ model: false, more: { HF_ENDPOINT: models.url } });
+  try {
+    const page = await open(server, chrome, { path: "/#/models" });
+    await page.getByText("No models on this computer yet").waitFor();
+    await page.getByRole("searchbox", { name: "Search the hub for models" }).fill("tiny-b");
+    await page.getByRole("button", { name: "Search" }).click();
+    await page.getByRole("button", { name: "Download test/tiny-b" }).click();
+    const downloads = page.getByRole("region", { name: "Downloads" });
+    await downloads.getByText("Downloading").waitFor();
+    await downloads.getByText(/kB\/s|MB\/s/).waitFor();
+    await downloads.getByRole("button", { name: "Pause" }).click();
+    await downloads.getByText("Paused").waitFor();
+    await picture(page, "real-download");
+    await downloads.getByRole("button", { name: "Resume" }).click();
+    const disk = page.locator("[data-test=on-disk]");
+    await disk.getByText("test/tiny-b").waitFor({ timeout: 60_000 });
+    await downloads.waitFor({ state: "detached" });
+    await picture(page, "real-downloaded");
+    await disk.getByRole("button", { name: "Delete test/tiny-b" }).click();
+    await page.getByRole("dialog").getByText(/removes \d+ files and frees/).waitFor();
+    await page.getByRole("button", { name: /Delete and free/ }).click();
+    await page.getByText("No models on this computer yet").waitFor();
+    assert.deepEqual(page.complaints, []);
+    await page.finish();
+  } finally {
+    await server.stop();
+    await models.stop();
+  }
+});

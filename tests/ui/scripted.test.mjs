@@ -181,9 +181,9 @@ test("settings are kept, and say when they take effect", async () => {
   await picture(page, "settings-refused");
   await page.getByRole("textbox", { name: "Folder to look in for models" }).fill("/Volumes/Models");
   await page.getByRole("button", { name: "Add" }).click();
-  await page.getByRole("button", { name: "Stop looking in /Volumes/Models" }).waitFor();
+  await page.getByRole("button", { name: "Remove /Volumes/Models" }).waitFor();
   await page.reload();
-  await page.getByRole("button", { name: "Stop looking in /Volumes/Models" }).waitFor();
+  await page.getByRole("button", { name: "Remove /Volumes/Models" }).waitFor();
   await page.finish();
 });
 

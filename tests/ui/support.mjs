@@ -62,10 +62,10 @@ export async function scripted() {
 }
 
 /** `hearth serve` with the starter model, or with none. */
-export async function real({ model = true, args = [] } = {}) {
+export async function real({ model = true, args = [], more = {} } = {}) {
   const dir = await mkdtemp(join(tmpdir(), "hearth-ui-"));
   for (const name of ["home", "user", "hub"]) await mkdir(join(dir, name));
-  const env = { HEARTH_HOME: join(dir, "home"), HOME: join(dir, "user"), HF_HUB_CACHE: join(dir, "hub") };
+  const env = { HEARTH_HOME: join(dir, "home"), HOME: join(dir, "user"), HF_HUB_CACHE: join(dir, "hub"), ...more };
   const command = ["serve", ...(model ? [program("HEARTH_STARTER")] : []), "--port", "0", ...args];
   const server = await start(program("HEARTH_BIN"), command, env, model ? "ready: " : "no model is loaded");
   const record = JSON.parse(await readFile(join(dir, "home", "server.json"), "utf8"));
@@ -74,6 +74,12 @@ export async function real({ model = true, args = [] } = {}) {
     await rm(dir, { recursive: true, force: true });
   };
   return { ...server, token: record.token, env, stop };
+}
+
+/** A model hub on this machine, with tiny models that come slowly enough to be watched. */
+export async function hub() {
+  const server = await start(program("HEARTH_HUB"), ["--rate", "400000"], {}, "http://");
+  return { ...server, url: `http://${server.told("http://")}` };
 }
 
 /** A link that lets a browser in. */

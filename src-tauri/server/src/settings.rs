@@ -39,6 +39,7 @@ pub enum Origin {
 pub struct Setting {
     /// A number of bytes or a count, a switch, a text, or a list of folders; null: the default, which depends on the
     /// machine or the model.
+    #[cfg_attr(feature = "ts", ts(type = "unknown"))]
     pub value: Value,
     /// Where the value comes from.
     pub from: Origin,

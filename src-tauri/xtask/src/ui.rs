@@ -94,11 +94,13 @@ pub fn browser(ws: &Workspace) -> Result<()> {
     let starter = starter::ensure(ws, Profile::Dev)?;
     let hearth = ws.build_hearth(Profile::Dev)?;
     sh::run(ws.cargo().args(["build", "--quiet", "-p", "hearth-server", "--example", "scripted"]))?;
+    sh::run(ws.cargo().args(["build", "--quiet", "-p", "hearth-test-hub"]))?;
     let scripted = hearth.with_file_name("examples").join("scripted");
     let mut node = Command::new("node");
     ws.clean(&mut node);
     node.args(["--test", "--test-concurrency=1", "tests/ui/scripted.test.mjs", "tests/ui/real.test.mjs"]);
     node.env("HEARTH_BIN", &hearth).env("HEARTH_SCRIPTED", scripted).env("HEARTH_STARTER", &starter.folder);
+    node.env("HEARTH_HUB", hearth.with_file_name("hearth-test-hub"));
     sh::run(&mut node)
 }
 
