@@ -14,13 +14,18 @@ mod updates;
 mod wake;
 mod windows;
 
+use hearth_host::leave_at_once;
 use hearth_library::home::Home;
+use hearth_server::logs::LogRing;
 use service::Service;
 use std::process::ExitCode;
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 use tauri::{App, AppHandle, Manager, RunEvent, Wry};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 /// When the system ends the app by itself (at logout, say), what runs gets this long.
 const AT_LOGOUT: Duration = Duration::from_millis(2500);
@@ -35,7 +40,8 @@ struct Shell {
 
 /// Runs the app to its end.
 pub fn run() -> ExitCode {
-    log_to_stderr();
+    let logs = LogRing::default();
+    log_to(logs.clone());
     point_to_kernels();
     // Few threads for sockets: the cores are the engine's.
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
@@ -51,7 +57,7 @@ pub fn run() -> ExitCode {
         .plugin(tauri_plugin_single_instance::init(|app, _, _| windows::open_dashboard(app, "/")))
         .plugin(tauri_plugin_notification::init())
         .plugin(tauri_plugin_updater::Builder::new().build())
-        .setup(|app| Ok(set_up(app)?))
+        .setup(move |app| Ok(set_up(app, logs)?))
         .build(tauri::generate_context!());
     let app = match app {
         Ok(app) => app,
@@ -64,10 +70,12 @@ pub fn run() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn log_to_stderr() {
+/// Standard error gets what `HEARTH_LOG` asks for; the dashboard's page of logs has its own measure.
+fn log_to(logs: LogRing) {
     let filter = std::env::var("HEARTH_LOG").unwrap_or_else(|_| "warn".to_owned());
     let filter = EnvFilter::try_new(&filter).unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let terminal = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false).with_filter(filter);
+    tracing_subscriber::registry().with(terminal).with(logs.with_filter(LevelFilter::INFO)).init();
 }
 
 /// In a bundle the Metal kernels are among its resources; the path that MLX was built with is not on a user's Mac.
@@ -86,10 +94,11 @@ fn point_to_kernels() {
 #[cfg(not(target_os = "macos"))]
 fn point_to_kernels() {}
 
-fn set_up(app: &mut App<Wry>) -> tauri::Result<()> {
+fn set_up(app: &mut App<Wry>, logs: LogRing) -> tauri::Result<()> {
     #[cfg(target_os = "macos")]
     app.set_activation_policy(tauri::ActivationPolicy::Accessory);
-    let service = tauri::async_runtime::block_on(async { Service::start(Home::locate().map_err(|e| e.to_string())) });
+    let home = Home::locate().map_err(|e| e.to_string());
+    let service = tauri::async_runtime::block_on(async { Service::start(home, logs) });
     let handle = app.handle().clone();
     let view = service.view();
     app.manage(Shell {
@@ -166,26 +175,11 @@ fn on_event(app: &AppHandle<Wry>, event: RunEvent) {
         RunEvent::Exit => {
             // After a quit from the menu this is over at once; at logout it is all the time there is.
             let service = app.state::<Shell>().service.clone();
-            let ended = tauri::async_runtime::block_on(tokio::time::timeout(AT_LOGOUT, service.quit()));
+            let ended = tauri::async_runtime::block_on(async { tokio::time::timeout(AT_LOGOUT, service.quit()).await });
             if !matches!(ended, Ok(true)) {
-                leave_at_once();
+                leave_at_once(0);
             }
         }
         _ => {}
-    }
-}
-
-/// Ends the process without its exit handlers: MLX's would pull away what the engine's thread still uses.
-fn leave_at_once() -> ! {
-    sys::exit(0)
-}
-
-mod sys {
-    //! The one system call that no safe crate of this workspace wraps.
-
-    /// `_exit`.
-    pub fn exit(code: i32) -> ! {
-        // SAFETY: ends the process; takes a plain number and does not return.
-        unsafe { libc::_exit(code) }
     }
 }

@@ -64,7 +64,7 @@ pub fn quit(app: &AppHandle<Wry>) {
     let service = shell.service.clone();
     tauri::async_runtime::spawn(async move {
         if !service.quit().await {
-            super::leave_at_once();
+            hearth_host::leave_at_once(0);
         }
         app.exit(0);
     });

@@ -4,20 +4,32 @@
 use crate::shell::awake::Awake;
 use crate::shell::control::{Control, ControlError};
 use crate::shell::menu::View;
-use crate::shell::plan;
+use crate::shell::plan::{FURTHER_PORTS, Own, Plan};
 use crate::shell::status::Status;
 use crate::shell::wake::Clocks;
 use crate::shell::{login, updates};
-use hearth_core::Backend;
-use hearth_core::stats::Health;
+use hearth_core::{Backend, EngineError, ServedModel};
 use hearth_engine::EngineHandle;
-use hearth_host::{Host, HostError, Saved};
-use hearth_library::home::{Home, Ownership};
-use hearth_library::scan::{ModelEntry, Places, resolve, scan};
+use hearth_host::{Host, HostError, unclean};
+use hearth_library::download::{Download, DownloadManager};
+use hearth_library::home::{Holder, Home, HomeLock, Ownership, ServerRecord};
+use hearth_library::marker;
+use hearth_library::scan::{ModelEntry, resolve, scan};
+use hearth_library::watch::{self as watching, Watcher};
+use hearth_server::logs::LogRing;
+use hearth_server::settings::Settings;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{broadcast, oneshot, watch};
 
+/// The answer to a load, when it comes.
+type Loaded = oneshot::Receiver<Result<Arc<ServedModel>, EngineError>>;
+
+/// The setting for the login item.
+const LOGIN: &str = "launch_at_login";
 /// How often the engine's figures are looked at.
 const LOOK: Duration = Duration::from_millis(500);
 /// Looks between two looks at the disk for new models, and at the login item.
@@ -58,11 +70,12 @@ struct Inner {
 struct Live {
     control: Option<Control>,
     engine: Option<EngineHandle>,
+    settings: Option<Settings>,
 }
 
 impl Service {
     /// Starts Hearth in this home; returns at once.
-    pub fn start(home: Result<Home, String>) -> Self {
+    pub fn start(home: Result<Home, String>, logs: LogRing) -> Self {
         let view = View {
             status: Status::starting(),
             address: None,
@@ -80,7 +93,7 @@ impl Service {
         let running = service.clone();
         tokio::spawn(async move {
             let engine_ended = match home {
-                Ok(home) => running.run(&home).await,
+                Ok(home) => running.run(&home, &logs).await,
                 Err(why) => running.idle(&why).await,
             };
             running.0.ended.send_replace(Some(engine_ended));
@@ -153,6 +166,19 @@ impl Service {
         }
         let now = login::is_on();
         self.change(|view| view.login = now);
+        if let Some(on) = now {
+            self.note_login(on);
+        }
+    }
+
+    /// The setting says what the system says.
+    fn note_login(&self, on: bool) {
+        let Some(settings) = self.live().settings.clone() else { return };
+        if settings.switch(LOGIN, false) != on
+            && let Err(error) = settings.set(&BTreeMap::from([(LOGIN.to_owned(), json!(on))]))
+        {
+            tracing::warn!(%error, "the settings cannot be written");
+        }
     }
 
     /// Ends everything in order, and waits for it. False: the engine's thread is still in a long computation, and the
@@ -187,61 +213,72 @@ impl Service {
         true
     }
 
-    async fn run(&self, home: &Home) -> bool {
-        let lock = match home.acquire() {
-            Ok(Ownership::Owned(lock)) => lock,
-            Ok(Ownership::Held(holder)) => {
-                if let Some(record) = &holder.record
-                    && let Some(control) = Control::of(record)
-                {
-                    return self.attend(control, &format!("{holder}")).await;
-                }
-                return self.idle(&format!("{holder}; end it, or open Hearth again in a moment")).await;
-            }
+    async fn run(&self, home: &Home, logs: &LogRing) -> bool {
+        let owner = match home.acquire() {
+            Ok(owner) => owner,
             Err(error) => return self.idle(&error.to_string()).await,
         };
-        match self.begin(home, lock).await {
-            Ok((host, begun)) => self.serve(home, host, begun).await,
-            Err(error) => self.idle(&error.to_string()).await,
+        // What was in memory when Hearth went down is not loaded again by itself: it may go down again.
+        let left = marker::left_behind(home, &owner, unclean::boot().as_deref());
+        let notice = left.map(|left| format!("{}. Start a model when you want to.", unclean::what_happened(&left)));
+        let lock = match owner {
+            Ownership::Owned(lock) => lock,
+            Ownership::Held(Holder { record: Some(record), .. }) if Control::of(&record).is_some() => {
+                return self.attend(&record).await;
+            }
+            Ownership::Held(holder) => {
+                return self.idle(&format!("{holder}; end it, or open Hearth again in a moment")).await;
+            }
+        };
+        match self.begin(home, lock, logs, notice.clone()).await {
+            Ok((host, own)) => {
+                if let Some(why) = &notice {
+                    self.tell("Nothing is loaded", why, None);
+                }
+                self.serve(host, own).await
+            }
+            Err(why) => self.idle(&why).await,
         }
     }
 
     /// Binds and starts the engine.
-    async fn begin(&self, home: &Home, lock: hearth_library::home::HomeLock) -> Result<(Host, plan::Begun), HostError> {
-        let plan = plan::Plan::of(home)?;
+    async fn begin(
+        &self,
+        home: &Home,
+        lock: HomeLock,
+        logs: &LogRing,
+        notice: Option<String>,
+    ) -> Result<(Host, Own), String> {
+        let said = |error: HostError| error.to_string();
+        let settings = Settings::open(&home.settings()).map_err(|e| e.to_string())?;
+        let plan = Plan::of(home, settings, logs, notice).map_err(said)?;
         let wanted = plan.config.port;
-        let listening = hearth_host::listen(home, lock, plan.config, plan::FURTHER_PORTS).await?;
-        let address = listening.url();
-        if listening.port() != wanted {
+        let listening = hearth_host::listen(home, lock, plan.config, FURTHER_PORTS).await.map_err(said)?;
+        let (address, port) = (listening.url(), listening.port());
+        let engine = plan.engine;
+        let started = tokio::task::spawn_blocking(move || listening.start(engine)).await;
+        let host = started.map_err(|e| e.to_string())?.map_err(said)?;
+        let control = Control::new(&address, host.token().unwrap_or_default()).map_err(|e| e.to_string())?;
+        *self.live() = Live {
+            control: Some(control),
+            engine: Some(host.engine().clone()),
+            settings: Some(plan.own.settings.clone()),
+        };
+        if port != wanted {
             let body = format!("Port {wanted} is taken. The address is {address}, and it is on the clipboard.");
             self.tell("Hearth serves on another port", &body, Some(address.clone()));
         }
-        let (options, begun) = (plan.engine, plan.begun);
-        let started = tokio::task::spawn_blocking(move || listening.start(options)).await;
-        let host = started.map_err(|e| std::io::Error::other(e.to_string()))??;
-        let control = Control::new(&address, host.token().unwrap_or_default())?;
-        *self.live() = Live { control: Some(control), engine: Some(host.engine().clone()) };
         self.change(|view| view.address = Some(address));
-        Ok((host, begun))
+        Ok((host, plan.own))
     }
 
     /// Serves until it is told to quit, and ends in order.
-    async fn serve(&self, home: &Home, mut host: Host, begun: plan::Begun) -> bool {
+    async fn serve(&self, mut host: Host, own: Own) -> bool {
         let mut quit = self.0.quit.subscribe();
         let mut stop = quit.clone();
         let mut server = host.serve(async move { drop(stop.wait_for(|quit| *quit).await) });
-        let mut clocks = Clocks::now();
-        let mut awake = Awake::default();
-        let mut looks = 0_u32;
-        let mut last = None;
-        if let Some(why) = &begun.notice {
-            self.tell("Nothing is loaded", why, None);
-        }
-        let first = match begun.notice {
-            None => self.first_model(&host, home).await,
-            Some(_) => None,
-        };
-        let mut loading = first.map(|entry| (host.engine().load(entry.path.clone(), entry.id.clone()), entry));
+        let mut looks = Looks::new(self.clone(), &own);
+        let mut loading = self.first_model(&host, &own).await;
         loop {
             tokio::select! {
                 _ = quit.wait_for(|quit| *quit) => break,
@@ -249,68 +286,55 @@ impl Service {
                 _ = &mut server => break,
                 () = tokio::time::sleep(LOOK) => {}
             }
-            let (health, stats) = (host.engine().health(), host.engine().stats());
-            let status = Status::of(&health, &stats);
-            awake.set(status.is_working());
             if let Some((answer, entry)) = &mut loading
                 && let Ok(done) = answer.try_recv()
             {
                 match done {
                     Ok(model) => {
-                        let noted = host.loaded(&plan::name_of(entry), &model);
+                        let noted = host.loaded(entry, &model);
                         drop(noted.inspect_err(|error| tracing::warn!(%error, "the home cannot be written")));
                     }
                     Err(error) => self.tell("The model cannot be loaded", &error.to_string(), None),
                 }
                 loading = None;
             }
-            let kind = std::mem::discriminant(&health);
-            if looks % RARELY == 0 || last != Some(kind) {
-                self.look_rarely(home).await;
-            }
-            (looks, last) = (looks.wrapping_add(1), Some(kind));
-            self.change(|view| view.status = status);
-            if let Some(slept) = clocks.slept(Clocks::now()) {
-                self.woke(slept, &health);
-            }
+            looks.look(host.engine()).await;
         }
-        drop(awake);
+        drop(looks);
         self.change(|view| view.status = Status::ending());
+        // The app ends with its server.
         self.0.quit.send_replace(true);
-        let began = tokio::time::Instant::now();
         if !server.is_finished() {
             drop((&mut server).await);
         }
-        tracing::info!(took = ?began.elapsed(), "the server ended");
         *self.live() = Live::default();
-        let (saved, ended) = host.finish(SAVING, ENDING).await;
-        match saved {
-            Saved::Nothing | Saved::All { .. } => {}
-            Saved::Lost(why) => tracing::warn!("{why}"),
-            Saved::Late { pending } => tracing::warn!(pending, "the prompt cache is not all saved"),
+        if let Some(why) = host.save(SAVING).await.lost() {
+            tracing::warn!("{why}");
         }
-        ended
+        host.close(ENDING).await
     }
 
     /// Another process serves from this home: its dashboard can be opened from here, and that is all.
-    async fn attend(&self, control: Control, holder: &str) -> bool {
+    async fn attend(&self, record: &ServerRecord) -> bool {
+        let Some(control) = Control::of(record) else { return true };
         let address = control.base().to_owned();
         self.live().control = Some(control);
         self.change(|view| {
             view.address = Some(address);
-            view.status = Status::of(&Health::Empty, &hearth_core::stats::Stats::default());
-            view.status.words = format!("Another Hearth serves: {holder}");
+            view.status = Status::elsewhere(record.pid);
         });
         let _ = self.0.quit.subscribe().wait_for(|quit| *quit).await;
         true
     }
 
     /// The model to begin with: the last used one, or the only one, unless the user does not want that.
-    async fn first_model(&self, _host: &Host, home: &Home) -> Option<ModelEntry> {
-        let home = home.clone();
-        tokio::task::spawn_blocking(move || {
-            let places = Places::standard(&home, &[]);
-            if let Some(last) = home.last_model().and_then(|last| resolve(&last.model, &places).ok()) {
+    async fn first_model(&self, host: &Host, own: &Own) -> Option<(Loaded, ModelEntry)> {
+        if !own.auto_load {
+            return None;
+        }
+        let (places, last) = (own.places.clone(), host.last_model());
+        let found = tokio::task::spawn_blocking(move || {
+            if let Some(last) = last.and_then(|last| resolve(&last, &places).ok()) {
                 return Some(last);
             }
             let mut complete = scan(&places).models.into_iter().filter(ModelEntry::is_complete);
@@ -318,39 +342,104 @@ impl Service {
                 (Some(only), None) => Some(only),
                 _ => None,
             }
-        })
-        .await
-        .ok()
-        .flatten()
-    }
-
-    async fn look_rarely(&self, home: &Home) {
-        let home = home.clone();
-        let found = tokio::task::spawn_blocking(move || {
-            let models = scan(&Places::standard(&home, &[])).models;
-            let ids = models.into_iter().filter(ModelEntry::is_complete).map(|model| model.id);
-            (ids.collect::<Vec<String>>(), login::is_on())
         });
-        if let Ok((models, login)) = found.await {
-            self.change(|view| (view.models, view.login) = (models, login));
-        }
+        let entry = found.await.ok().flatten()?;
+        host.loading(&entry, own.settings.number("context"));
+        Some((host.engine().load(entry.path.clone(), entry.id.clone()), entry))
     }
 
-    /// The machine woke up: connections may be gone, and a server that does not answer is told of.
-    fn woke(&self, slept: Duration, health: &Health) {
-        tracing::info!(slept_s = slept.as_secs(), ?health, "the machine slept");
+    /// The machine woke up: a server that does not answer any more is told of.
+    fn woke(&self, slept: Duration) {
+        tracing::info!(slept_s = slept.as_secs(), "the machine slept");
         let service = self.clone();
         tokio::spawn(async move {
             let Ok(control) = service.control() else { return };
-            let mut answered = control.answers(ANSWERS).await;
-            if !answered {
-                answered = control.answers(ANSWERS).await;
-            }
-            if !answered {
-                let address = control.base();
-                let body = format!("{address} does not answer after sleep. Quit Hearth and open it again.");
+            if !control.answers(ANSWERS).await && !control.answers(ANSWERS).await {
+                let body = format!("{} does not answer after sleep. Quit Hearth and open it again.", control.base());
                 service.tell("Hearth does not answer", &body, None);
             }
         });
+    }
+}
+
+/// What the regular look at the engine compares with.
+struct Looks {
+    service: Service,
+    own: Own,
+    clocks: Clocks,
+    awake: Awake,
+    downloads: Option<broadcast::Receiver<Download>>,
+    /// Downloads that run.
+    active: BTreeSet<String>,
+    /// Set where models are added or removed.
+    moved: Arc<AtomicBool>,
+    _watcher: Option<Watcher>,
+    login_wanted: bool,
+    count: u32,
+}
+
+impl Looks {
+    fn new(service: Service, own: &Own) -> Self {
+        let moved = Arc::new(AtomicBool::new(true));
+        let changed = moved.clone();
+        let watcher = watching::watch(&own.places, move || changed.store(true, Ordering::Relaxed));
+        if let Err(error) = &watcher {
+            tracing::warn!(%error, "new models are only seen every half minute");
+        }
+        Looks {
+            service,
+            own: own.clone(),
+            clocks: Clocks::now(),
+            awake: Awake::default(),
+            downloads: own.downloads.as_ref().map(DownloadManager::subscribe),
+            active: BTreeSet::new(),
+            moved,
+            _watcher: watcher.ok(),
+            login_wanted: own.settings.switch(LOGIN, false),
+            count: 0,
+        }
+    }
+
+    /// Looks once.
+    async fn look(&mut self, engine: &EngineHandle) {
+        let status = Status::of(&engine.health(), &engine.stats());
+        while let Some(Ok(job)) = self.downloads.as_mut().map(broadcast::Receiver::try_recv) {
+            match job.state.is_active() {
+                true => self.active.insert(job.id),
+                false => self.active.remove(&job.id),
+            };
+        }
+        self.awake.set(status.is_working() || !self.active.is_empty());
+        self.service.change(|view| view.status = status);
+        let wanted = self.own.settings.switch(LOGIN, false);
+        if wanted != self.login_wanted {
+            self.login_wanted = wanted;
+            let service = self.service.clone();
+            let _ = tokio::task::spawn_blocking(move || service.set_login(Some(wanted))).await;
+        }
+        if self.moved.swap(false, Ordering::Relaxed) || self.count.is_multiple_of(RARELY) {
+            self.look_at_the_disk().await;
+        }
+        self.count = self.count.wrapping_add(1);
+        if let Some(slept) = self.clocks.slept(Clocks::now()) {
+            self.service.woke(slept);
+        }
+    }
+
+    async fn look_at_the_disk(&mut self) {
+        let places = self.own.places.clone();
+        let found = tokio::task::spawn_blocking(move || {
+            let ids = scan(&places).models.into_iter().filter(ModelEntry::is_complete).map(|model| model.id);
+            (ids.collect::<Vec<String>>(), login::is_on())
+        });
+        let Ok((models, login)) = found.await else { return };
+        self.service.change(|view| (view.models, view.login) = (models, login));
+        // The user may turn the item off in the system's settings.
+        if let Some(on) = login
+            && on != self.login_wanted
+        {
+            self.login_wanted = on;
+            self.service.note_login(on);
+        }
     }
 }

@@ -46,6 +46,11 @@ impl Status {
         Status::quiet("Quitting")
     }
 
+    /// Another process of this user serves from the same home.
+    pub fn elsewhere(pid: u32) -> Self {
+        Status::quiet(&format!("Another Hearth serves (process {pid})"))
+    }
+
     fn quiet(words: &str) -> Self {
         Status { picture: Picture::Idle, model: None, loading: None, rows: Vec::new(), words: words.to_owned() }
     }

@@ -69,7 +69,7 @@ fn app_window(app: &AppHandle<Wry>, link: Option<Url>) -> tauri::Result<WebviewW
 }
 
 /// A window that leaves its server for nothing.
-fn guarded<'a>(app: &AppHandle<Wry>, label: &str, url: WebviewUrl) -> WebviewWindowBuilder<'a, Wry, AppHandle<Wry>> {
+fn guarded<'a>(app: &'a AppHandle<Wry>, label: &str, url: WebviewUrl) -> WebviewWindowBuilder<'a, Wry, AppHandle<Wry>> {
     let (inside, outside) = (app.clone(), app.clone());
     WebviewWindowBuilder::new(app, label, url)
         .on_navigation(move |url| {

@@ -1,11 +1,11 @@
 //! The app under test: the real binary with a state folder of its own.
 
 use crate::desk::{Desk, Ended, eventually};
+use reqwest::blocking::Response;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -118,16 +118,11 @@ impl<'a> App<'a> {
         self.client.get(format!("{}{path}", self.address())).send().unwrap().json().unwrap()
     }
 
-    /// Asks for an answer that takes longer than the test, and reads it to its end, whatever that is.
-    pub fn long_answer(&self) -> JoinHandle<()> {
-        let url = format!("{}/v1/completions", self.address());
-        let client = self.client.clone();
-        let body = json!({"prompt": "Once", "max_tokens": 100_000, "stream": true, "logit_bias": self.never_ends()});
-        std::thread::spawn(move || {
-            if let Ok(response) = client.post(url).json(&body).send() {
-                drop(response.bytes());
-            }
-        })
+    /// Begins an answer that nobody reads: with all its log-probabilities it is more than the connection holds, so that it
+    /// runs until somebody ends it.
+    pub fn unread_answer(&self) -> Response {
+        let body = json!({"prompt": "Once", "max_tokens": 4000, "stream": true, "logprobs": 20, "logit_bias": self.never_ends()});
+        self.client.post(format!("{}/v1/completions", self.address())).json(&body).send().unwrap()
     }
 
     /// The end-of-sequence ids of all models, forbidden.

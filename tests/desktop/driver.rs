@@ -3,6 +3,7 @@
 use crate::app::App;
 use crate::desk::{Desk, Ended, eventually};
 use serde_json::{Value, json};
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -85,6 +86,13 @@ impl Session {
         let picture = self.get("/screenshot");
         let text = picture.as_str().unwrap_or_default();
         assert!(text.len() > 1000, "the page has no picture");
-        std::fs::write(file, text).unwrap();
+        let decoded = Command::new("base64")
+            .args(["-d"])
+            .stdin(Stdio::piped())
+            .stdout(std::fs::File::create(file).unwrap())
+            .spawn();
+        let mut decoder = decoded.unwrap();
+        decoder.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        assert!(decoder.wait().unwrap().success());
     }
 }

@@ -1,22 +1,33 @@
 //! Server, engine and the home's records in one process, from the first lock to an end in order. The command line and the
 //! app both start Hearth here, so that whoever looks from outside sees one and the same server.
 //!
-//! [`listen`] binds and says so in `server.json`; [`Listening::start`] adds the engine; [`Host::serve`] answers;
-//! [`Host::finish`] brings the prompt cache to disk and gives the home back.
+//! [`listen`] binds and says so in `server.json`; [`Listening::start`] adds the engine and keeps on record what it has in memory;
+//! [`Host::serve`] answers; [`Host::save`] brings the prompt cache to disk, and [`Host::close`] ends the engine and gives
+//! the home back.
 
+pub mod ending;
+pub mod learning;
+mod leaving;
 mod saving;
+pub mod unclean;
+pub mod words;
 
+pub use leaving::leave_at_once;
 pub use saving::{Saved, has_to_be_saved};
 
-use hearth_core::{EngineError, ServedModel};
-use hearth_engine::{Engine, EngineHandle, EngineOptions};
+use ending::Ending;
+use hearth_core::{Backend, EngineError, ServedModel};
+use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
 use hearth_library::LibraryError;
 use hearth_library::home::{Home, HomeLock, ServerRecord, now};
+use hearth_library::scan::{ModelEntry, Source};
 use hearth_server::{Bound, ServerConfig, StartError, bind, serve};
+use learning::Learner;
 use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
+use unclean::{Recorder, Watch};
 
 /// Why Hearth could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -45,18 +56,42 @@ pub fn new_token() -> std::io::Result<String> {
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
+/// What finds this model again. A folder outside the usual places is found only by its path.
+pub fn name_of(entry: &ModelEntry) -> String {
+    match entry.source {
+        Source::Folder => entry.path.display().to_string(),
+        _ => entry.id.clone(),
+    }
+}
+
+/// Memory for the prompt cache when nobody says how much: 8 GiB, or a quarter of what there is.
+pub fn default_cache_ram() -> u64 {
+    const MOST: u64 = 8 << 30;
+    // A size that people can read when it is printed back.
+    const STEP: u64 = 128 << 20;
+    match hearth_machine::memory().total {
+        0 => MOST / 8, // unknown
+        total => MOST.min((total / 4 / STEP).max(1) * STEP),
+    }
+}
+
+/// The prompt cache on disk when nobody says how much.
+pub const DEFAULT_CACHE_SSD: u64 = 32 << 30;
+
 /// A bound server without an engine. Connections wait.
 pub struct Listening {
     home: Home,
     lock: HomeLock,
     bound: Bound,
     record: ServerRecord,
+    ending: Ending,
 }
 
 /// Binds the server and says in the home where it is. Where the port is taken, the `further` ones after it are tried.
 ///
 /// # Errors
-/// [`HostError::Start`] when no port can be had, [`HostError::Library`] when the home cannot be written.
+/// [`HostError::Start`] when no port can be had, [`HostError::Library`] and [`HostError::Io`] when the home cannot be
+/// written.
 pub async fn listen(home: &Home, lock: HomeLock, config: ServerConfig, further: u16) -> Result<Listening, HostError> {
     let token = config.admin_token.clone();
     let bound = bind_near(config, further).await?;
@@ -69,7 +104,8 @@ pub async fn listen(home: &Home, lock: HomeLock, config: ServerConfig, further: 
         token,
     };
     lock.publish(&record)?;
-    Ok(Listening { home: home.clone(), lock, bound, record })
+    let ending = Ending::begin(home)?;
+    Ok(Listening { home: home.clone(), lock, bound, record, ending })
 }
 
 async fn bind_near(config: ServerConfig, further: u16) -> Result<Bound, StartError> {
@@ -94,14 +130,23 @@ impl Listening {
         self.record.port
     }
 
-    /// Starts the engine. Takes a moment; not to be called on a thread that serves.
+    /// Starts the engine, and a thread that keeps on record what it has in memory and what it teaches about memory. Takes a
+    /// moment; not to be called on a thread that serves.
     ///
     /// # Errors
-    /// [`HostError::Engine`].
+    /// [`HostError::Engine`], and [`HostError::Io`] when no thread can be made.
     pub fn start(self, options: EngineOptions) -> Result<Host, HostError> {
+        let EngineOptions { prefill_chunk, cache: CacheOptions { kv_bits, .. }, .. } = options;
         let engine = Engine::start(options)?;
-        let Listening { home, lock, bound, record } = self;
-        Ok(Host { home, lock, record, engine, bound: Some(bound) })
+        let Listening { home, lock, bound, record, ending } = self;
+        let recorder = Recorder::new(&home);
+        let mut learner = Learner::new(&home, kv_bits, prefill_chunk as u64);
+        let look = {
+            let engine = engine.clone();
+            move |health: &_, stats: &_| learner.look(&engine, health, stats)
+        };
+        let watch = Watch::start(recorder.clone(), engine.clone(), look)?;
+        Ok(Host { home, lock, record, ending: Some(ending), engine, recorder, watch: Some(watch), bound: Some(bound) })
     }
 }
 
@@ -110,7 +155,10 @@ pub struct Host {
     home: Home,
     lock: HomeLock,
     record: ServerRecord,
+    ending: Option<Ending>,
     engine: EngineHandle,
+    recorder: Recorder,
+    watch: Option<Watch>,
     bound: Option<Bound>,
 }
 
@@ -120,9 +168,19 @@ impl Host {
         &self.engine
     }
 
+    /// The record of what is running.
+    pub fn recorder(&self) -> &Recorder {
+        &self.recorder
+    }
+
     /// The key of the admin routes.
     pub fn token(&self) -> Option<&str> {
         self.record.token.as_deref()
+    }
+
+    /// What found the model that was served last, the last time.
+    pub fn last_model(&self) -> Option<String> {
+        self.home.last_model().map(|last| last.model)
     }
 
     /// Answers until `shutdown` resolves or an admin asks for it, as a task of its own. Only the first call does anything.
@@ -136,28 +194,45 @@ impl Host {
         })
     }
 
-    /// Notes in the home which model is served. `name` is what finds it again.
+    /// This model is about to be loaded: from now on an end that is none in order is known by it.
+    pub fn loading(&self, entry: &ModelEntry, context: Option<u64>) {
+        let budget = Some(self.engine.stats().memory.ledger.budget).filter(|&bytes| bytes > 0);
+        self.recorder.loading(&name_of(entry), context, budget);
+    }
+
+    /// Notes in the home which model is served.
     ///
     /// # Errors
     /// [`LibraryError::Io`] when the home cannot be written.
-    pub fn loaded(&mut self, name: &str, model: &ServedModel) -> Result<(), LibraryError> {
-        self.home.set_last_model(name)?;
+    pub fn loaded(&mut self, entry: &ModelEntry, model: &ServedModel) -> Result<(), LibraryError> {
+        self.home.set_last_model(&name_of(entry))?;
         self.record.model = Some(model.id.clone());
         self.lock.publish(&self.record)
     }
 
-    /// Brings the prompt cache to disk, as far as `saving` allows, and ends the engine, which gets `ending` for it. The
-    /// home belongs to this process until then. The last value says whether the engine ended: one that is in the
-    /// middle of a long computation does not, and then the process must end without running exit handlers.
-    pub async fn finish(self, saving: Duration, ending: Duration) -> (Saved, bool) {
+    /// Once nothing is served any more: the end is in order from here on, and the prompt cache gets this long to reach the
+    /// disk. The home belongs to this process until [`Host::close`].
+    pub async fn save(&mut self, time: Duration) -> Saved {
+        drop(self.watch.take());
+        self.recorder.end();
         // Nobody is told any more of a server that does not answer.
         let _ = std::fs::remove_file(self.home.server_json());
+        let saved = saving::save(&self.engine, time).await;
+        match (self.ending.take(), saved.lost()) {
+            (Some(ending), Some(why)) => ending.lost(&why),
+            (ending, _) => drop(ending),
+        }
+        saved
+    }
+
+    /// Ends the engine and gives the home back. False: after `patience` the engine was still in a long computation, and the
+    /// process should [`leave_at_once`].
+    pub async fn close(self, patience: Duration) -> bool {
         let Host { lock, engine, .. } = self;
-        let saved = saving::save(&engine, saving).await;
         let ended = tokio::task::spawn_blocking(move || engine.shutdown());
-        let ended = tokio::time::timeout(ending, ended).await.is_ok();
+        let ended = tokio::time::timeout(patience, ended).await.is_ok();
         drop(lock);
-        (saved, ended)
+        ended
     }
 }
 

@@ -1,5 +1,6 @@
 //! The prompt cache on its way to disk when Hearth ends.
 
+use crate::words;
 use hearth_core::Backend;
 use hearth_core::stats::{CacheStats, SsdState};
 use hearth_engine::EngineHandle;
@@ -22,9 +23,26 @@ pub enum Saved {
     Lost(String),
     /// The time was over.
     Late {
+        /// How long that was.
+        after: Duration,
         /// Bytes that were not written yet.
         pending: u64,
     },
+}
+
+impl Saved {
+    /// What is lost and why, if anything is.
+    pub fn lost(&self) -> Option<String> {
+        match self {
+            Saved::Nothing | Saved::All { .. } => None,
+            Saved::Lost(why) => Some(why.clone()),
+            Saved::Late { after, pending } => Some(format!(
+                "the prompt cache is not all saved in {} s: {} are lost",
+                after.as_secs_f64(),
+                words::size(*pending)
+            )),
+        }
+    }
 }
 
 /// Whether there is anything that an end in order brings to disk. With the tier off there is nothing to wait for, and
@@ -45,7 +63,7 @@ pub(crate) async fn save(engine: &EngineHandle, time: Duration) -> Saved {
         }
         Ok(Ok(flush)) => Saved::Lost(format!("the prompt cache is not all saved: {}", flush.failed.join("; "))),
         Ok(Err(lost)) => Saved::Lost(format!("the prompt cache is not saved: {lost}")),
-        Err(_) => Saved::Late { pending: engine.stats().cache.ssd.pending },
+        Err(_) => Saved::Late { after: time, pending: engine.stats().cache.ssd.pending },
     }
 }
 
@@ -53,6 +71,13 @@ pub(crate) async fn save(engine: &EngineHandle, time: Duration) -> Saved {
 mod tests {
     use super::*;
     use hearth_core::stats::{RamCacheStats, SsdCacheStats};
+
+    #[test]
+    fn what_is_lost_is_said_with_the_time_and_the_size() {
+        let late = Saved::Late { after: Duration::from_secs(60), pending: 12_400_000 };
+        assert_eq!(late.lost().unwrap(), "the prompt cache is not all saved in 60 s: 12.4 MB are lost");
+        assert_eq!(Saved::All { bytes: 1, dir: PathBuf::new() }.lost(), None);
+    }
 
     #[test]
     fn only_what_is_in_memory_and_has_a_place_on_disk_is_waited_for() {

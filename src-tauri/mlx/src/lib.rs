@@ -36,6 +36,8 @@ mod tensor;
 
 pub use arena::{Arena, Block};
 pub use call::{MlxError, Result};
+#[cfg(target_os = "macos")]
+pub use device::set_metallib;
 pub use device::{Device, device};
 pub use fast::Mask;
 pub use host::version;
