@@ -2,7 +2,7 @@
 
 use crate::server::{Server, port_is_free, stop_flag};
 use crate::workspace::{Profile, Workspace};
-use crate::{http, setup, sh, starter};
+use crate::{http, setup, sh, starter, ui};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -27,6 +27,10 @@ pub fn run(ws: &Workspace, port: u16) -> Result<()> {
         );
     }
     setup::run(ws)?;
+    // It is worth having, and not worth failing for.
+    if let Err(error) = ui::build(ws) {
+        eprintln!("The dashboard is left out: {error:#}\n");
+    }
     let hearth = ws.build_hearth(Profile::Release)?;
     let starter = starter::among_models(&starter::ensure(ws, Profile::Release)?)?;
     let stop = stop_flag()?;

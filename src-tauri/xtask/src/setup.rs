@@ -9,7 +9,7 @@ mod mlx;
 use crate::workspace::{Workspace, write_if_changed};
 use crate::{sh, starter, workspace};
 use anyhow::{Result, bail};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub use mlx::{OPENBLAS, Prefix};
@@ -47,6 +47,31 @@ pub fn linux(ws: &Workspace) -> Result<Prefix> {
         eprintln!("Set up: MLX {} in {}", mlx::VERSION, prefix.dir.display());
     }
     Ok(prefix)
+}
+
+/// A Chromium for the browser tests: `HEARTH_CHROMIUM`, or Debian's package, which is installed where it is missing.
+///
+/// # Errors
+/// When there is none and it cannot be installed.
+pub fn browser() -> Result<()> {
+    if std::env::var_os("HEARTH_CHROMIUM").is_some() || Path::new("/usr/bin/chromium").exists() {
+        return Ok(());
+    }
+    if cfg!(target_os = "macos") {
+        bail!(
+            "the browser tests need Chromium: set HEARTH_CHROMIUM, for instance to \
+             \"/Applications/Google Chrome.app/Contents/MacOS/Google Chrome\""
+        );
+    }
+    debian::install_missing(&["chromium"])
+}
+
+/// Installs those of these Debian packages that are missing.
+///
+/// # Errors
+/// As [`run`].
+pub fn install(packages: &[&'static str]) -> Result<()> {
+    debian::install_missing(packages)
 }
 
 /// The Cargo config file of this checkout that git ignores and `.cargo/config.toml` includes.

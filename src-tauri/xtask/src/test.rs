@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every check, in the order of how soon it says no. CI runs exactly this.
 
 use crate::workspace::{Profile, Workspace};
-use crate::{macos, setup, sh, starter};
+use crate::{desktop, macos, setup, sh, starter, ui};
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::process::Command;
@@ -26,8 +26,10 @@ pub fn run(ws: &Workspace, only: Option<&str>) -> Result<()> {
         ("formatting", format),
         ("clippy", clippy),
         ("licences, bans and sources of dependencies", deny),
+        ("dashboard: types, lint, build", ui::check),
         ("starter model", |ws| starter::ensure(ws, Profile::Dev).map(|_| ())),
         ("tests", tests),
+        ("dashboard: browser", ui::browser),
         ("macOS type-check", |ws| macos::run(ws, &[])),
     ];
     checks.retain(|(title, _)| *title == "set-up" || only.is_none_or(|only| title.contains(only)));
@@ -57,6 +59,7 @@ fn format(ws: &Workspace) -> Result<()> {
 }
 
 fn clippy(ws: &Workspace) -> Result<()> {
+    desktop::ready_to_build()?;
     sh::run(ws.cargo().args(["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]))
 }
 
@@ -91,6 +94,7 @@ fn cargo_deny(ws: &Workspace) -> Result<PathBuf> {
 
 /// Unit, parity and end-to-end tests. Those of the real binary find it and the starter model by these variables.
 fn tests(ws: &Workspace) -> Result<()> {
+    desktop::ready_to_test()?;
     let starter = starter::ensure(ws, Profile::Dev)?;
     ws.build_hearth(Profile::Dev)?;
     let mut cargo = ws.cargo();

@@ -17,19 +17,27 @@ const PACKAGES: &[&str] = &[
     "libopenblas-pthread-dev",
 ];
 
-/// Installs those that are missing.
+/// Installs those that a build needs and that are missing.
+///
+/// # Errors
+/// As [`install_missing`].
+pub fn install() -> Result<()> {
+    install_missing(PACKAGES)
+}
+
+/// Installs those of these packages that are missing.
 ///
 /// # Errors
 /// When this is not Debian, or packages are missing and this user may not install them: names the exact command.
-pub fn install() -> Result<()> {
+pub fn install_missing(packages: &[&'static str]) -> Result<()> {
     let mut query = Command::new("dpkg-query");
-    query.args(["--show", "--showformat", "${Package} ${db:Status-Status}\\n"]).args(PACKAGES);
+    query.args(["--show", "--showformat", "${Package} ${db:Status-Status}\\n"]).args(packages);
     // It exits with 1 when a package is unknown, and still lists the others.
     let listed = query.output().context(
         "dpkg-query was not found: this set-up installs Debian and Ubuntu packages only, and needs \
          libopenblas from them",
     )?;
-    let missing = missing(&String::from_utf8_lossy(&listed.stdout));
+    let missing = missing(packages, &String::from_utf8_lossy(&listed.stdout));
     if missing.is_empty() {
         return Ok(());
     }
@@ -64,9 +72,9 @@ pub fn install() -> Result<()> {
 }
 
 /// The wanted packages that dpkg-query's answer does not call installed.
-fn missing(listed: &str) -> Vec<&'static str> {
+fn missing(packages: &[&'static str], listed: &str) -> Vec<&'static str> {
     let installed: Vec<&str> = listed.lines().filter_map(|line| line.strip_suffix(" installed")).collect();
-    PACKAGES.iter().copied().filter(|name| !installed.contains(name)).collect()
+    packages.iter().copied().filter(|name| !installed.contains(name)).collect()
 }
 
 #[cfg(test)]
@@ -76,9 +84,10 @@ mod tests {
     #[test]
     fn only_installed_packages_count() {
         let all: String = PACKAGES.iter().map(|p| format!("{p} installed\n")).collect();
-        assert!(missing(&all).is_empty());
+        assert!(missing(PACKAGES, &all).is_empty());
         let gone = all.replace("cmake installed", "cmake config-files").replace("clang installed\n", "");
         // Two packages end in "clang installed"-like names: only exact names count.
-        assert!(missing(&gone).contains(&"cmake") && missing(&gone).contains(&"clang"));
+        let gone = missing(PACKAGES, &gone);
+        assert!(gone.contains(&"cmake") && gone.contains(&"clang"));
     }
 }
