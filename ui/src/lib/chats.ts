@@ -4,6 +4,8 @@
 export interface Message {
   role: "user" | "assistant";
   text: string;
+  /** What the model thought before it answered, where the server tells it apart. */
+  thinking?: string;
   /** Why an answer ended, or what went wrong. */
   end?: "stop" | "length" | "stopped" | "error";
   error?: string;

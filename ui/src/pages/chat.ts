@@ -94,10 +94,12 @@ export class ChatPage extends Part {
         const { choices, usage, timings } = payload as Chunk;
         const choice = choices?.[0];
         const text = choice?.delta?.content;
-        if (text) {
+        const thought = choice?.delta?.reasoning_content;
+        if (thought) answer.thinking = (answer.thinking ?? "") + thought;
+        if (text || thought) {
           pieces += 1;
           first ||= performance.now();
-          answer.text += text;
+          answer.text += text ?? "";
           const seconds = (performance.now() - first) / 1000;
           if (pieces > 2 && seconds > 0.2) answer.speed = (pieces - 1) / seconds;
         }
@@ -244,7 +246,8 @@ export class ChatPage extends Part {
         <div class="after"><button class="plain" ?disabled=${!!this.running} @click=${() => (this.editing = i)} aria-label="Edit this message">Edit</button></div></li>`;
     }
     return html`<li class="message" data-test="answer"><div class="who">${store.stats?.model ? shortModel(store.stats.model.id) : "Model"}</div>
-      <div class="text ${live ? "caret" : ""}">${m.text === "" && live ? html`<p class="quiet">Reading the prompt</p>` : markdown(m.text)}</div>
+      ${m.thinking ? html`<details class="thinking" ?open=${live && m.text === ""}><summary>Thinking</summary><p>${m.thinking}</p></details>` : nothing}
+      <div class="text ${live ? "caret" : ""}">${m.text === "" && live && !m.thinking ? html`<p class="quiet">Reading the prompt</p>` : markdown(m.text)}</div>
       ${m.error ? html`<div class="notice bad" role="alert" style="margin-top:8px"><span class="grow break"><span class="sign">Error:</span> ${m.error}</span><copy-button .text=${m.error} what="details" wide></copy-button></div>` : nothing}
       <div class="after">${this.figures(m, live)}
         ${live ? nothing : html`<copy-button .text=${m.text} what="the answer"></copy-button>
