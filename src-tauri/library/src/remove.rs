@@ -57,7 +57,7 @@ pub(crate) fn note_made(folder: &RepoFolder, commit: &str) -> Result<(), Library
 /// When its folder cannot be read.
 pub fn plan(model: &ModelEntry) -> Result<Removal, LibraryError> {
     let (own, paths, notes, kept) = match (model.source, RepoFolder::of_snapshot(&model.path)) {
-        (Source::HfCache | Source::Folder, Some(folder)) => snapshot(&folder, &model.path),
+        (Source::HfCache | Source::LmStudio | Source::Folder, Some(folder)) => snapshot(&folder, &model.path),
         (Source::Hearth, _) => (true, files_below(&model.path), Vec::new(), Vec::new()),
         _ => (false, model_files(&model.path), Vec::new(), other_files(&model.path)),
     };

@@ -1,17 +1,22 @@
-//! Finds the models on this computer, headers only: Hearth's own folder, the Hugging Face cache, and folders that the user added.
+//! Finds the models on this computer, headers only: Hearth's own folder, the Hugging Face cache, what other programs have, and folders
+//! that the user added.
 //!
 //! Also turns what a user types (a folder, a hub id, a part of a name) into one of them.
 
+pub(crate) mod known;
+mod others;
 mod places;
 
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+pub use others::Importable;
 pub use places::{Place, Places};
 pub(crate) use places::{hf_cache, hf_home};
 
 use crate::folder::{self, ModelFolder};
+use crate::scan::known::Known;
 use crate::{LibraryError, json, summary::Summary};
 
 /// Where a model was found.
@@ -22,6 +27,8 @@ pub enum Source {
     Hearth,
     /// The Hugging Face cache.
     HfCache,
+    /// LM Studio's models folder.
+    LmStudio,
     /// A folder that the user added, or named.
     Folder,
 }
@@ -57,8 +64,15 @@ impl ModelEntry {
         self.problem.is_none()
     }
 
-    /// Reads the model in `path`; never fails, as what goes wrong is the entry's `problem`.
+    /// The model in `path`; never fails, as what goes wrong is the entry's `problem`. Read again only when its files change.
     fn read(id: String, path: PathBuf, source: Source, revision: Option<String>) -> Self {
+        static KNOWN: Known<ModelEntry> = Known::new();
+        let entry = KNOWN.get(&path, || Self::read_anew(id.clone(), path.clone(), source, revision.clone()));
+        // The same folder may be found under another name.
+        Self { id, path: path.clone(), source, revision, ..entry }
+    }
+
+    fn read_anew(id: String, path: PathBuf, source: Source, revision: Option<String>) -> Self {
         let mut entry = Self {
             id,
             path,
@@ -114,6 +128,8 @@ pub struct Scan {
     pub models: Vec<ModelEntry>,
     /// Places that cannot be read now, such as a folder on an unplugged drive.
     pub away: Vec<PathBuf>,
+    /// Files of other programs that can be imported.
+    pub importable: Vec<Importable>,
 }
 
 /// Looks for models in `places`. A place that is not there is reported as away, never as an error.
@@ -128,6 +144,7 @@ pub fn scan(places: &Places) -> Scan {
             continue;
         }
         scan.models.extend(place.models());
+        scan.importable.extend(place.importable());
     }
     let rank = |s: Source| s as u8;
     scan.models.sort_by(|a, b| a.id.cmp(&b.id).then(rank(a.source).cmp(&rank(b.source))).then(a.path.cmp(&b.path)));

@@ -1,5 +1,7 @@
 //! The models on disk as a person looks at them: what each can do, how large it is in words, and whether it fits on this machine.
 
+use std::sync::Arc;
+
 use hearth_core::fit::{self, Ask, Machine};
 use serde::Serialize;
 use serde_json::Value;
@@ -8,6 +10,7 @@ use crate::capabilities::{self, Capability};
 use crate::folder::config_of;
 use crate::headers;
 use crate::scan::ModelEntry;
+use crate::scan::known::Known;
 
 /// Whether a model fits, in short; `hearth fit` says why.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -42,13 +45,16 @@ pub struct LibraryModel {
 
 /// Looks a model over: its small files and headers only.
 pub fn describe(entry: ModelEntry, machine: &Machine) -> LibraryModel {
-    let config = config_of(&entry.path).map(Value::Object).unwrap_or_default();
-    let fit = match entry.is_complete() {
-        true => headers::model(&entry.path).ok().map(|(model, _)| short_fit(&model, machine)),
-        false => None,
-    };
+    static KNOWN: Known<(Vec<Capability>, Option<Arc<fit::Model>>)> = Known::new();
+    let (capabilities, sizes) = KNOWN.get(&entry.path, || {
+        let config = config_of(&entry.path).map(Value::Object).unwrap_or_default();
+        let sizes = headers::model(&entry.path).ok().map(|(model, _)| Arc::new(model));
+        (capabilities::of(&entry.path, &config), sizes)
+    });
+    // The machine's free memory is another one each time.
+    let fit = sizes.filter(|_| entry.is_complete()).map(|model| short_fit(&model, machine));
     LibraryModel {
-        capabilities: capabilities::of(&entry.path, &config),
+        capabilities,
         fit,
         family: entry.model_type.as_deref().map(family),
         size_label: entry.parameters.map(count),

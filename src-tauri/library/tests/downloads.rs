@@ -90,6 +90,19 @@ fn pull(manager: &DownloadManager) -> Download {
     end(manager, &job.id)
 }
 
+/// Waits until so many bytes are here.
+#[track_caller]
+fn comes(manager: &DownloadManager, id: &str, bytes: u64) -> Download {
+    loop {
+        let now = manager.get(id).unwrap();
+        if now.bytes >= bytes {
+            return now;
+        }
+        assert!(now.state.is_active(), "{now:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[track_caller]
 fn done(job: &Download, world: &World) {
     assert_eq!((job.state, job.bytes == job.total, job.percent()), (DownloadState::Done, true, 100), "{job:?}");
@@ -161,7 +174,7 @@ fn faults_that_pass_are_lived_through() {
 fn faults_that_stay_end_with_a_sentence_and_what_is_here_stays() {
     let cases: &[(&str, Fault, &str)] = &[
         ("/lfs/", Fault::Status(503), "answered with status 503"),
-        ("/lfs/", Fault::Stall(100), "sent nothing for"),
+        ("/lfs/", Fault::Stall(0), "sent nothing for"),
         ("/lfs/", Fault::Corrupt(100_000), "came damaged twice"),
         ("/lfs/", Fault::NewTag, "was another one 4 times"),
         ("/revision/", Fault::Status(500), "answered with status 500"),
@@ -287,14 +300,7 @@ fn paused_and_resumed_it_fetches_no_byte_twice_but_of_open_chunks() {
     let job = manager.start(REPO, None).unwrap();
     // Whoever clicks again gets the same job.
     assert_eq!(manager.start(REPO, Some("main")).unwrap().id, job.id);
-    let half = loop {
-        let now = manager.get(&job.id).unwrap();
-        if now.bytes > 1_000_000 {
-            break now;
-        }
-        assert!(now.state.is_active(), "{now:?}");
-        std::thread::sleep(Duration::from_millis(10));
-    };
+    let half = comes(&manager, &job.id, 1_000_000);
     assert_eq!(half.state, DownloadState::Downloading);
     manager.pause(&job.id).unwrap();
     let paused = end(&manager, &job.id);
@@ -318,9 +324,7 @@ fn cancelled_it_leaves_nothing() {
     world.hub.rate(Some(400_000));
     let manager = world.manager();
     let job = manager.start(REPO, None).unwrap();
-    while manager.get(&job.id).unwrap().bytes < 500_000 {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    comes(&manager, &job.id, 500_000);
     manager.cancel(&job.id).unwrap();
     let job = end(&manager, &job.id);
     assert_eq!((job.state, job.bytes), (DownloadState::Cancelled, 0));
@@ -372,9 +376,7 @@ fn two_processes_do_not_do_the_same_work() {
     world.hub.rate(Some(400_000));
     let (first, second) = (world.manager(), world.manager());
     let job = first.start(REPO, None).unwrap();
-    while first.get(&job.id).unwrap().bytes < 100_000 {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    comes(&first, &job.id, 100_000);
     second.start(REPO, None).unwrap();
     let refused = end(&second, &job.id);
     assert_eq!(refused.state, DownloadState::Paused);

@@ -110,3 +110,20 @@ pub fn tiny_model(bytes: usize, seed: u8) -> Vec<(&'static str, Vec<u8>)> {
         ("model.safetensors", weights),
     ]
 }
+
+/// As [`tiny_model`], with its weights in `files` files of `bytes` bytes each and without an index.
+pub fn sharded_model(files: usize, bytes: usize) -> Vec<(String, Vec<u8>)> {
+    let small = tiny_model(64, 0).into_iter().filter(|(name, _)| *name != "model.safetensors");
+    let mut all: Vec<(String, Vec<u8>)> = small.map(|(name, bytes)| (name.to_owned(), bytes)).collect();
+    for i in 0..files {
+        let weights = tiny_model(bytes, i as u8).pop().map(|(_, bytes)| bytes).unwrap_or_default();
+        // Each tensor in one file: the names are of one length, so that the header keeps its own.
+        let letter = [b'a' + (i % 26) as u8];
+        let mut weights = weights;
+        if let Some(at) = weights.windows(8).position(|w| w == b"a.weight") {
+            weights[at..at + 1].copy_from_slice(&letter);
+        }
+        all.push((format!("model-{:05}-of-{files:05}.safetensors", i + 1), weights));
+    }
+    all
+}

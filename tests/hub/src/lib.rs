@@ -22,7 +22,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use content::Repo;
-pub use content::{Blob, git_sum, sha256_sum, tiny_model};
+pub use content::{Blob, git_sum, sha256_sum, sharded_model, tiny_model};
 
 /// A token that the hub knows.
 pub const TOKEN: &str = "hf_good";

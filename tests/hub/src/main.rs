@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use hearth_test_hub::{Hub, tiny_model};
+use hearth_test_hub::{Hub, sharded_model, tiny_model};
 
 #[derive(Parser)]
 #[command(name = "hub", about = "A model hub on loopback, with tiny models", disable_version_flag = true)]
@@ -17,6 +17,9 @@ struct Args {
     /// A folder to offer as a repository; may be given several times
     #[arg(long, value_name = "ORG/NAME=FOLDER")]
     model: Vec<String>,
+    /// A repository of so many weight files of so many bytes; may be given several times
+    #[arg(long, value_name = "ORG/NAME=FILESxBYTES")]
+    shards: Vec<String>,
     /// Milliseconds before each answer
     #[arg(long, value_name = "MS", default_value_t = 0)]
     latency: u64,
@@ -37,6 +40,16 @@ fn main() -> Result<()> {
     for model in &args.model {
         let (name, folder) = model.split_once('=').context("--model takes ORG/NAME=FOLDER")?;
         hub.add_folder(name, &PathBuf::from(folder))?;
+    }
+    for shards in &args.shards {
+        let parsed = shards.split_once('=').and_then(|(name, rest)| {
+            let (files, bytes) = rest.split_once('x')?;
+            Some((name, files.parse().ok()?, bytes.parse().ok()?))
+        });
+        let (name, files, bytes) = parsed.context("--shards takes ORG/NAME=FILESxBYTES")?;
+        let files = sharded_model(files, bytes);
+        let files: Vec<(&str, &[u8])> = files.iter().map(|(path, bytes)| (path.as_str(), bytes.as_slice())).collect();
+        hub.add(name, &files);
     }
     hub.latency(Duration::from_millis(args.latency));
     hub.rate(args.rate);

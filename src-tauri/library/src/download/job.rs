@@ -150,7 +150,7 @@ impl Job {
 
     /// Asks the hub what there is.
     async fn ask(&mut self) -> Result<(), Fault> {
-        let (asked, revision) = (Repo::parse(&self.record.repo)?, Revision::parse(&self.record.revision)?);
+        let (asked, revision) = (Repo::parse(&self.record.asked)?, Revision::parse(&self.record.revision)?);
         let context = self.context(asked.clone(), String::new());
         let info = patiently(&context, || self.hub.info(&asked, &revision)).await?;
         if info.repo != asked {

@@ -201,9 +201,10 @@ impl DownloadManager {
     /// [`LibraryError::NoDownload`].
     pub fn resume(&self, id: &str) -> Result<Download, LibraryError> {
         let shown = self.get(id)?;
+        let asked = self.0.lock().get(id).map(|e| e.record.asked.clone()).unwrap_or_default();
         match shown.state {
             DownloadState::Paused | DownloadState::Failed | DownloadState::Cancelled => {
-                self.start(&shown.repo, Some(&shown.revision))
+                self.start(&asked, Some(&shown.revision))
             }
             _ => Ok(shown),
         }

@@ -18,6 +18,8 @@ pub(super) struct Record {
     pub version: u32,
     /// The job's name.
     pub id: String,
+    /// The repository, under the name that was asked for.
+    pub asked: String,
     /// The repository, under the name that the hub calls it by.
     pub repo: String,
     /// The revision that was asked for.
@@ -70,6 +72,7 @@ impl Record {
         Self {
             version: 1,
             id: id(repo, revision),
+            asked: repo.to_string(),
             repo: repo.to_string(),
             revision: revision.to_string(),
             commit: None,
@@ -95,9 +98,10 @@ impl Record {
     fn load(path: &Path) -> Option<Self> {
         let record: Self =
             json::read(path, "a download").map_err(|e| tracing::warn!("{e}; this download is not shown")).ok()?;
-        let (repo, revision) = (Repo::parse(&record.repo).ok()?, Revision::parse(&record.revision).ok()?);
+        let (asked, revision) = (Repo::parse(&record.asked).ok()?, Revision::parse(&record.revision).ok()?);
+        Repo::parse(&record.repo).ok()?;
         let own = path.file_stem().and_then(|s| s.to_str()) == Some(&record.id);
-        (own && record.version == 1 && id(&repo, &revision) == record.id).then_some(record)
+        (own && record.version == 1 && id(&asked, &revision) == record.id).then_some(record)
     }
 
     /// Writes it into a state folder.

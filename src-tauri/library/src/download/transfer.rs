@@ -113,7 +113,6 @@ impl Context {
     async fn attempt(&self, file: &Arc<FileJob>, span: &Span, at: &mut u64) -> Result<Tried, Fault> {
         let path = &file.record.path;
         let (known, tag) = file.source();
-        let from_storage = known.is_some();
         let url = match known {
             Some(url) => url,
             None => self.hub.file_url(&self.repo, &self.commit, path)?,
@@ -133,9 +132,9 @@ impl Context {
             // The range is not satisfiable: the content has another length.
             Err(HubError::Refused { status: 416, .. }) => return self.anew(file, span, Restart::Changed),
             // A signed address lasts for a while only; the hub gives a new one.
-            Err(e @ HubError::Refused { status: 400..500, .. }) if from_storage => {
+            Err(HubError::Refused { host, status: status @ 400..500, .. }) if host != self.hub.host() => {
                 file.lose_source();
-                return Ok(Tried::Broke(HubError::Broken { host: String::new(), why: e.to_string() }));
+                return Ok(Tried::Broke(HubError::Broken { host, why: format!("it answered with status {status}") }));
             }
             Err(e) if e.is_temporary() => {
                 file.lose_source();

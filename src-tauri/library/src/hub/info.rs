@@ -80,7 +80,6 @@ pub struct Found {
 
 #[derive(Deserialize)]
 struct Answer {
-    #[serde(alias = "modelId")]
     id: String,
     sha: String,
     #[serde(default)]

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use super::others::{self, Importable};
 use super::{ModelEntry, Source};
 use crate::home::{Env, Home, process_env};
 
@@ -19,6 +20,10 @@ pub enum Place {
     Hearth(PathBuf),
     /// A Hugging Face cache (`…/huggingface/hub`).
     HfCache(PathBuf),
+    /// The models folder of LM Studio.
+    LmStudio(PathBuf),
+    /// The models folder of Ollama, whose files can be imported.
+    Ollama(PathBuf),
     /// A folder that the user added.
     Folder(PathBuf),
 }
@@ -30,7 +35,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Hearth's folder and the Hugging Face cache of this user, then the folders in `extra`.
+    /// Hearth's folder, the Hugging Face cache of this user and what LM Studio and Ollama have, then the folders in `extra`.
     pub fn standard(home: &Home, extra: &[PathBuf]) -> Self {
         Self::standard_in(home, extra, &process_env)
     }
@@ -39,6 +44,8 @@ impl Places {
     pub fn standard_in(home: &Home, extra: &[PathBuf], env: Env<'_>) -> Self {
         let mut list = vec![Place::Hearth(home.models())];
         list.extend(hf_cache(env).map(Place::HfCache));
+        list.extend(lm_studio(env).map(Place::LmStudio));
+        list.extend(ollama(env).map(Place::Ollama));
         list.extend(extra.iter().cloned().map(Place::Folder));
         Self { list }
     }
@@ -74,6 +81,21 @@ pub(crate) fn hf_home(env: Env<'_>) -> Option<PathBuf> {
     Some(cache.join("huggingface"))
 }
 
+/// LM Studio's models folder: the one of today, or the one of old versions where only that is there.
+fn lm_studio(env: Env<'_>) -> Option<PathBuf> {
+    let home = user_home(env)?;
+    let (now, old) = (home.join(".lmstudio/models"), home.join(".cache/lm-studio/models"));
+    Some(if !now.is_dir() && old.is_dir() { old } else { now })
+}
+
+/// Ollama's models folder: `OLLAMA_MODELS`, `~/.ollama/models`.
+fn ollama(env: Env<'_>) -> Option<PathBuf> {
+    match set(env, "OLLAMA_MODELS") {
+        Some(models) => expand(env, models),
+        None => Some(user_home(env)?.join(".ollama/models")),
+    }
+}
+
 fn set(env: Env<'_>, name: &str) -> Option<PathBuf> {
     env(name).filter(|v| !v.is_empty()).map(PathBuf::from)
 }
@@ -94,7 +116,16 @@ impl Place {
     /// The folder.
     pub fn path(&self) -> &Path {
         match self {
-            Self::Hearth(p) | Self::HfCache(p) | Self::Folder(p) => p,
+            Self::Hearth(p) | Self::HfCache(p) | Self::LmStudio(p) | Self::Ollama(p) | Self::Folder(p) => p,
+        }
+    }
+
+    /// What other programs have in it that can be imported.
+    pub(super) fn importable(&self) -> Vec<Importable> {
+        match self {
+            Self::LmStudio(p) => others::lm_studio(p),
+            Self::Ollama(p) => others::ollama(p),
+            Self::Hearth(_) | Self::HfCache(_) | Self::Folder(_) => Vec::new(),
         }
     }
 
@@ -103,6 +134,9 @@ impl Place {
         match self {
             Self::HfCache(p) => cache_models(p),
             Self::Hearth(p) => folder_models(p, Source::Hearth),
+            Self::LmStudio(p) => folder_models(p, Source::LmStudio),
+            // Its models are files in a format that has to be imported.
+            Self::Ollama(_) => Vec::new(),
             Self::Folder(p) => {
                 let mut models = folder_models(p, Source::Folder);
                 // An added folder may be a cache, or hold one as `hub`.
@@ -116,7 +150,7 @@ impl Place {
 }
 
 /// Names of the folders in `folder`, sorted; hidden ones are somebody's private business (or a model still being written).
-fn subfolders(folder: &Path) -> Vec<(String, PathBuf)> {
+pub(super) fn subfolders(folder: &Path) -> Vec<(String, PathBuf)> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut found: Vec<(String, PathBuf)> = entries
         .flatten()
@@ -128,11 +162,10 @@ fn subfolders(folder: &Path) -> Vec<(String, PathBuf)> {
 }
 
 fn folder_models(root: &Path, source: Source) -> Vec<ModelEntry> {
-    let mut models = Vec::new();
     if is_model(root) {
-        models.push(ModelEntry::read(folder_id(root), root.to_path_buf(), source, None));
-        return models;
+        return vec![ModelEntry::read(folder_id(root), root.to_path_buf(), source, None)];
     }
+    let mut models = Vec::new();
     let mut left = MAX_FOLDERS;
     let mut open = vec![(String::new(), root.to_path_buf(), 0)];
     while let Some((prefix, folder, depth)) = open.pop() {
@@ -144,13 +177,34 @@ fn folder_models(root: &Path, source: Source) -> Vec<ModelEntry> {
             left -= 1;
             let id = if prefix.is_empty() { name } else { format!("{prefix}/{name}") };
             if is_model(&path) {
-                models.push(ModelEntry::read(id, path, source, None));
+                models.push((id, path));
             } else if depth + 1 < DEPTH {
                 open.push((id, path, depth + 1));
             }
         }
     }
-    models
+    together(models, |(id, path)| Some(ModelEntry::read(id, path, source, None)))
+}
+
+/// Does the same with all of a list, on a few threads: reading headers waits for the disk, and parsing them takes a core.
+fn together<T: Send, U: Send>(list: Vec<T>, work: impl Fn(T) -> Option<U> + Sync) -> Vec<U> {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(8);
+    if list.len() < 2 * threads {
+        return list.into_iter().filter_map(work).collect();
+    }
+    let mut shares: Vec<Vec<T>> = (0..threads).map(|_| Vec::new()).collect();
+    for (i, item) in list.into_iter().enumerate() {
+        if let Some(share) = shares.get_mut(i % threads) {
+            share.push(item);
+        }
+    }
+    std::thread::scope(|scope| {
+        let work = &work;
+        let start = |share: Vec<T>| scope.spawn(move || share.into_iter().filter_map(work).collect::<Vec<U>>());
+        let running: Vec<_> = shares.into_iter().map(start).collect();
+        // A thread that failed has nothing to say; the others do.
+        running.into_iter().flat_map(|t| t.join().unwrap_or_default()).collect()
+    })
 }
 
 /// Whether the folder is meant to be a model: it has a configuration, or weights without one.
@@ -161,10 +215,8 @@ fn is_model(folder: &Path) -> bool {
 }
 
 fn cache_models(hub: &Path) -> Vec<ModelEntry> {
-    let mut models = Vec::new();
-    for (name, repo) in subfolders(hub) {
-        let Some(id) = name.strip_prefix("models--") else { continue };
-        let id = id.replace("--", "/");
+    together(subfolders(hub), |(name, repo)| {
+        let id = name.strip_prefix("models--")?.replace("--", "/");
         let wanted = fs::read_to_string(repo.join("refs").join("main")).ok().map(|r| r.trim().to_owned());
         // The commit that `main` stands for, then the newest.
         let mut snapshots = subfolders(&repo.join("snapshots"));
@@ -186,9 +238,8 @@ fn cache_models(hub: &Path) -> Vec<ModelEntry> {
                 break;
             }
         }
-        models.extend(best);
-    }
-    models
+        best
+    })
 }
 
 /// The id of a folder that was named as such: `org/name` for a snapshot in a cache, else its last part.
