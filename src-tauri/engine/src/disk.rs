@@ -239,6 +239,13 @@ impl Disk {
         receiver
     }
 
+    /// From now on the folder holds at most so many bytes; what is too much leaves soon, least recently used first.
+    pub fn set_cap(&self, cap: u64) {
+        self.shared.cap.store(cap, Ordering::Relaxed);
+        self.shared.lock().queue.push_back(Job::Shrink);
+        self.shared.wake.notify_one();
+    }
+
     /// Removes all of Hearth's files, of every model. What is waiting to be written is dropped.
     pub fn clear(&self) -> Receiver<Cleared> {
         self.retry_now();

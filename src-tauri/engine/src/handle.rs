@@ -1,31 +1,36 @@
 //! The engine as the rest of Hearth sees it: a handle that is Send and Clone, and the `Backend` of the server.
 
 use crate::disk::{Disk, DiskOptions};
+use crate::limits;
 use crate::loader::{self, Loader};
 use crate::row::Submitted;
+use crate::sizes::Sizes;
 use crate::worker::{Command, Worker, prepare_device};
 use hearth_core::backend::{BoxFuture, ModelCard};
+use hearth_core::fit::memory::default_budget;
+use hearth_core::stats::PressureLevel;
 use hearth_core::stats::{CacheClear, CacheFlush, Health, STATS_VERSION, Stats, Totals};
-use hearth_core::{Backend, EngineError, GenerateRequest, Generation, ServedModel};
+use hearth_core::{Backend, EngineError, GenerateRequest, Generation, Limits, LimitsPreview, ServedModel};
+use hearth_machine::{chips, pressure};
 use hearth_mlx::Device;
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
 /// Events that a client may be behind before its row pauses.
 const EVENT_ROOM: usize = 256;
-
 /// Bytes per second that go to disk while the CPU itself decodes. Hashing, copying and the file system take about three
 /// milliseconds of a step's time per megabyte there (554 MB beside a row on two cores), so that this costs a twentieth.
 const RATE_BESIDE_A_CPU: u64 = 16_000_000;
 
 /// The engine's settings.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct EngineOptions {
     /// Rows computed at once.
     pub max_rows: usize,
@@ -33,12 +38,45 @@ pub struct EngineOptions {
     pub max_waiting: usize,
     /// Prompt tokens computed in one go.
     pub prefill_chunk: usize,
-    /// Context limit in tokens; `None` is the model's own.
+    /// Context limit in tokens; `None` is the model's own, as far as the memory budget has room for it.
     pub context: Option<usize>,
     /// A client that reads nothing for this long loses its row: it holds a place that others wait for.
     pub longest_pause: Duration,
+    /// A request that gets no row for this long is refused.
+    pub longest_wait: Duration,
     /// The prompt cache.
     pub cache: CacheOptions,
+    /// Memory.
+    pub memory: MemoryOptions,
+}
+
+/// What may be used of the memory.
+#[derive(Debug, Clone)]
+pub struct MemoryOptions {
+    /// Bytes that model, rows, prompt cache and reserve may take together; `None` is three quarters of the memory, and
+    /// no more than the GPU may hold.
+    pub budget: Option<u64>,
+    /// Where the budget comes from: `flag`, `environment`, `settings`; `default` where there is none.
+    pub budget_from: String,
+    /// Bytes of the budget that stay free; `None` is a thirty-second of the memory, from 256 MiB to 2 GiB.
+    pub reserve: Option<u64>,
+    /// Where the system's memory pressure is read.
+    pub pressure: pressure::Shared,
+    /// A request that is alone and has no room all the same is refused after this long: what it waits for is not
+    /// Hearth's to give.
+    pub longest_stall: Duration,
+}
+
+impl Default for MemoryOptions {
+    fn default() -> Self {
+        MemoryOptions {
+            budget: None,
+            budget_from: "default".to_owned(),
+            reserve: None,
+            pressure: pressure::Shared::default(),
+            longest_stall: Duration::from_secs(30),
+        }
+    }
 }
 
 /// The prompt cache's settings.
@@ -52,8 +90,6 @@ pub struct CacheOptions {
     pub dir: Option<PathBuf>,
     /// Keys and values in this many bits (4 or 8); `None`: as computed. A model's `kv_config.json` goes first.
     pub kv_bits: Option<u8>,
-    /// Most bytes that weights, rows and entries may take together; `None`: what the machine has free.
-    pub memory: Option<u64>,
     /// An entry that nobody used for this long moves to disk.
     pub idle: Duration,
 }
@@ -61,7 +97,7 @@ pub struct CacheOptions {
 impl Default for CacheOptions {
     fn default() -> Self {
         let idle = Duration::from_secs(300);
-        CacheOptions { ram: 8 << 30, ssd: 0, dir: None, kv_bits: None, memory: None, idle }
+        CacheOptions { ram: 8 << 30, ssd: 0, dir: None, kv_bits: None, idle }
     }
 }
 
@@ -73,7 +109,9 @@ impl Default for EngineOptions {
             prefill_chunk: 2048,
             context: None,
             longest_pause: Duration::from_secs(120),
+            longest_wait: Duration::from_secs(600),
             cache: CacheOptions::default(),
+            memory: MemoryOptions::default(),
         }
     }
 }
@@ -95,13 +133,42 @@ pub struct State {
     pub served: Option<Arc<ServedModel>>,
     /// What `/stats` shows.
     pub stats: Stats,
+    /// What things cost with the loaded model.
+    pub sizes: Option<Arc<Sizes>>,
+    /// The limits that hold.
+    pub limits: Limits,
+    /// Bytes of the ledger that are allocated by now, without the reserve.
+    pub allocated: u64,
+    /// Bytes of the prompt cache's entries in memory, least recently used first.
+    pub entries: Vec<u64>,
+    /// Requests that wait or run.
+    pub live: BTreeSet<u64>,
 }
 
 impl Shared {
     fn new(options: &EngineOptions) -> Self {
-        let stats = Stats { version: STATS_VERSION, max_rows: options.max_rows, ..Stats::default() };
+        let mut stats = Stats { version: STATS_VERSION, max_rows: options.max_rows, ..Stats::default() };
+        stats.memory.ledger.budget_from = options.memory.budget_from.clone();
+        stats.memory.ledger.baseline = hearth_machine::memory().process;
+        let limits = Limits {
+            budget: Some(options.memory.budget.unwrap_or_else(|| default_budget(&chips::here()))),
+            cache_ram: Some(options.cache.ram),
+            cache_ssd: Some(if options.cache.dir.is_some() { options.cache.ssd } else { 0 }),
+            context: options.context,
+            max_rows: Some(options.max_rows.max(1)),
+        };
+        let state = State {
+            health: Health::Empty,
+            served: None,
+            stats,
+            sizes: None,
+            limits,
+            allocated: 0,
+            entries: Vec::new(),
+            live: BTreeSet::new(),
+        };
         Shared {
-            state: Mutex::new(State { health: Health::Empty, served: None, stats }),
+            state: Mutex::new(state),
             in_system: AtomicUsize::new(0),
             next_id: AtomicU64::new(1),
             started: Instant::now(),
@@ -124,7 +191,8 @@ impl Shared {
     }
 
     /// A request is no longer in the system.
-    pub fn left(&self, count_it: impl FnOnce(&mut Totals)) {
+    pub fn left(&self, id: u64, count_it: impl FnOnce(&mut Totals)) {
+        self.update(|state| state.live.remove(&id));
         let _ = self.in_system.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| Some(n.saturating_sub(1)));
         self.count(count_it);
     }
@@ -161,7 +229,31 @@ impl Engine {
             })
             .map_err(|e| EngineError::Compute { message: format!("the engine thread could not be started: {e}") })?;
         prepared.recv().unwrap_or(Err(EngineError::EngineLost))?;
+        watch(options.memory.pressure.clone(), commands.clone(), Arc::downgrade(&shared));
         Ok(EngineHandle { commands, shared, options, thread: Arc::new(Mutex::new(Some(thread))) })
+    }
+}
+
+/// Tells the engine what the system says of its memory, on a thread of its own: when that changes, and once a second
+/// while it is tight. It ends with the engine.
+fn watch(source: pressure::Shared, commands: Sender<Command>, engine: Weak<Shared>) {
+    const OFTEN: Duration = Duration::from_secs(1);
+    let listen = move || {
+        let mut told = PressureLevel::Unknown;
+        loop {
+            let level = source.0.wait(OFTEN);
+            let tight = matches!(level, PressureLevel::Warning | PressureLevel::Critical);
+            if engine.upgrade().is_none() {
+                return;
+            }
+            if (level != told || tight) && commands.send(Command::Pressure(level)).is_err() {
+                return;
+            }
+            told = level;
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("hearth-pressure".into()).spawn(listen) {
+        tracing::warn!(%error, "the system's memory pressure is not watched");
     }
 }
 
@@ -255,8 +347,15 @@ impl Backend for EngineHandle {
         if let Some(id) = request.prompt.iter().find(|&&id| id as usize >= model.vocab_size) {
             return Err(EngineError::param("prompt", &format!("token ids below {}", model.vocab_size), id));
         }
-        if prompt >= model.context {
-            return Err(EngineError::ContextLengthExceeded { prompt, limit: model.context });
+        let (served, sizes, limits) =
+            self.shared.update(|state| (state.served.clone(), state.sizes.clone(), state.limits));
+        let now = served.filter(|served| served.id == model.id);
+        let context = now.map_or(model.context, |now| now.context);
+        if let Some(sizes) = sizes {
+            limits::check_prompt(prompt, context, &sizes, limits.budget.unwrap_or(u64::MAX))?;
+        }
+        if prompt >= context {
+            return Err(EngineError::ContextLengthExceeded { prompt, limit: context });
         }
         if request.max_tokens == Some(0) {
             return Err(EngineError::param("max_tokens", "at least 1", 0));
@@ -266,17 +365,20 @@ impl Backend for EngineHandle {
         }
         request.sampling.validate(model.vocab_size)?;
         let limit = self.options.max_waiting;
-        let all = limit + self.options.max_rows;
+        let all = limit + limits.max_rows.unwrap_or(1);
         let room = |n: usize| (n < all).then_some(n + 1);
         if self.shared.in_system.fetch_update(Ordering::SeqCst, Ordering::SeqCst, room).is_err() {
             return Err(EngineError::Overloaded { waiting: limit, limit, retry_after_s: 5 });
         }
         let id = self.shared.next_id.fetch_add(1, Ordering::SeqCst);
         let (events, receiver) = mpsc::channel(EVENT_ROOM);
-        self.shared.count(|totals| totals.requests += 1);
+        self.shared.update(|state| {
+            state.live.insert(id);
+            state.stats.totals.requests += 1;
+        });
         let submitted = Submitted { id, request, events, at: Instant::now() };
         if self.commands.send(Command::Submit(Box::new(submitted))).is_err() {
-            self.shared.left(|totals| totals.failed += 1);
+            self.shared.left(id, |totals| totals.failed += 1);
             return Err(EngineError::EngineLost);
         }
         Ok(Generation { id, events: receiver })
@@ -287,13 +389,16 @@ impl Backend for EngineHandle {
     }
 
     fn stats(&self) -> Stats {
-        let mut stats = self.shared.update(|state| state.stats.clone());
+        let (mut stats, allocated) = self.shared.update(|state| (state.stats.clone(), state.allocated));
         stats.uptime_s = self.shared.started.elapsed().as_secs_f64();
         let figure = |f: fn() -> hearth_mlx::Result<usize>| f().map_or(0, |n| n as u64);
         stats.memory.mlx_active = figure(hearth_mlx::active_memory);
         stats.memory.mlx_cache = figure(hearth_mlx::cache_memory);
         stats.memory.mlx_peak = figure(hearth_mlx::peak_memory);
         stats.memory.process = hearth_machine::memory().process;
+        let ledger = &mut stats.memory.ledger;
+        let known = ledger.baseline.saturating_add(allocated);
+        ledger.unaccounted = stats.memory.process as i64 - known as i64;
         stats
     }
 
@@ -307,6 +412,25 @@ impl Backend for EngineHandle {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::ClearCache(reply));
         Box::pin(async { answer.await.map_err(|_| EngineError::EngineLost) })
+    }
+
+    fn set_limits(&self, limits: Limits) -> BoxFuture<'_, Result<Limits, EngineError>> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::SetLimits(limits, reply));
+        Box::pin(async { answer.await.map_err(|_| EngineError::EngineLost)? })
+    }
+
+    fn limits(&self) -> Limits {
+        self.shared.update(|state| limits::shown(state))
+    }
+
+    fn preview_limits(&self, asked: Limits) -> LimitsPreview {
+        self.shared.update(|state| limits::preview(state, asked))
+    }
+
+    fn cancel(&self, id: u64) -> bool {
+        let there = self.shared.update(|state| state.live.contains(&id));
+        there && self.commands.send(Command::Cancel(id)).is_ok()
     }
 }
 

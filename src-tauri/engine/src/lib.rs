@@ -8,16 +8,20 @@ pub mod convert;
 #[allow(dead_code, unused_imports)]
 mod disk;
 mod error;
+mod guard;
 mod handle;
 mod layers;
 mod ledger;
+mod limits;
 mod loader;
 mod models;
 mod namespace;
 mod prompt_cache;
+mod rooms;
 mod row;
 mod sampler;
 mod scheduler;
+mod sizes;
 mod step;
 mod unpack;
 mod weights;
@@ -27,4 +31,4 @@ pub mod lookups;
 pub mod parity;
 
 pub use error::Error;
-pub use handle::{CacheOptions, Engine, EngineHandle, EngineOptions};
+pub use handle::{CacheOptions, Engine, EngineHandle, EngineOptions, MemoryOptions};

@@ -49,11 +49,6 @@ impl Entry {
         self.caches.iter().map(|c| c.bytes() as u64).chain(attached).sum()
     }
 
-    /// Bytes that are copied when a row goes on from its first `tokens` tokens.
-    pub fn copy_bytes(&self, tokens: usize) -> u64 {
-        (self.bytes() as u128 * tokens as u128 / self.tokens.len().max(1) as u128) as u64
-    }
-
     /// The shortest prefix that can be reused, in tokens; `None`: only all of it.
     pub fn reusable_from(&self) -> Option<usize> {
         let trims = self.attachments.is_empty() && self.caches.iter().all(LayerCache::can_trim);
@@ -150,6 +145,51 @@ impl PromptCache {
             next: 1,
             counts: RamCacheStats { cap, ..RamCacheStats::default() },
         }
+    }
+
+    /// The most bytes that it may hold.
+    pub fn cap(&self) -> u64 {
+        self.cap
+    }
+
+    /// From now on it holds at most so many bytes; what has no room leaves, least recently used first.
+    pub fn set_cap(&mut self, cap: u64) -> Vec<(EntryId, Entry)> {
+        (self.cap, self.counts.cap) = (cap, cap);
+        let over = self.bytes.saturating_sub(cap);
+        self.evict(over, None)
+    }
+
+    /// Takes entries out until these bytes are free, least recently used first; those that rows read stay, as that
+    /// would free nothing, and so does `keep`.
+    pub fn evict(&mut self, bytes: u64, keep: Option<EntryId>) -> Vec<(EntryId, Entry)> {
+        let (mut freed, mut evicted) = (0, Vec::new());
+        for id in self.ids() {
+            if freed >= bytes {
+                break;
+            }
+            let Some(held) = self.held.get(&id).filter(|held| held.lease.lent() == 0 && Some(id) != keep) else {
+                continue;
+            };
+            freed += held.bytes;
+            evicted.extend(self.remove(id).map(|entry| (id, entry)));
+            self.counts.evicted += 1;
+        }
+        evicted
+    }
+
+    /// Bytes of an entry.
+    pub fn bytes_of(&self, id: EntryId) -> u64 {
+        self.held.get(&id).map_or(0, |held| held.bytes)
+    }
+
+    /// Bytes of all entries that nobody reads: what an eviction would free.
+    pub fn evictable(&self) -> u64 {
+        self.held.values().filter(|held| held.lease.lent() == 0).map(|held| held.bytes).sum()
+    }
+
+    /// Bytes of every entry, least recently used first.
+    pub fn sizes(&self) -> Vec<u64> {
+        self.order.values().map(|id| self.bytes_of(*id)).collect()
     }
 
     /// The longest prefix of the prompt that an entry can give; the last token is always left to compute.

@@ -27,6 +27,13 @@ pub struct Submitted {
     pub at: Instant,
 }
 
+impl Submitted {
+    /// Whether nobody waits for it any more.
+    pub fn is_abandoned(&self) -> bool {
+        self.events.is_closed()
+    }
+}
+
 /// A token that was dispatched: entry `index` of a step's tokens `[rows]`, perhaps not computed yet.
 #[derive(Clone)]
 pub struct Pending {
@@ -55,7 +62,7 @@ pub struct Row {
     pub attachments: Vec<Attachment>,
     /// Draws its tokens.
     pub sampler: RowSampler,
-    /// Prompt tokens computed.
+    /// Prompt tokens computed; of a row that was parked, tokens of prompt and answer.
     pub prefilled: usize,
     /// The token that the next decode step starts from.
     pub next: Option<Pending>,
@@ -134,6 +141,35 @@ impl Row {
         self.caches.iter().map(|c| c.bytes() as u64).sum()
     }
 
+    /// These tokens of prompt and answer.
+    pub fn tokens(&self, from: usize, n: usize) -> impl Iterator<Item = u32> {
+        self.request.prompt.iter().chain(&self.ids).copied().skip(from).take(n)
+    }
+
+    /// Tokens that the caches hold the state of, those of a step that was only dispatched included.
+    pub fn held_tokens(&self) -> usize {
+        self.caches.first().map_or(0, LayerCache::offset)
+    }
+
+    /// Gives up its state; the request for it, to be computed again later.
+    pub fn park(&mut self, id: u64, sequence: Vec<u32>) -> Submitted {
+        self.caches.clear();
+        self.attachments.clear();
+        self.keep_at.clear();
+        let request = GenerateRequest { boundaries: Vec::new(), prompt: sequence, ..self.request.clone() };
+        Submitted { id, request, events: self.events.clone(), at: Instant::now() }
+    }
+
+    /// Goes on after [`Row::park`], with the state of its first `cached` tokens.
+    pub fn go_on(&mut self, state: Lent, cached: usize) {
+        (self.caches, self.attachments, self.prefilled) = (state.caches, state.attachments, cached);
+    }
+
+    /// Ends the row where it is, as at its limit.
+    pub fn end_here(&mut self) {
+        self.finish(FinishReason::Length);
+    }
+
     /// The tokens that the caches hold the state of; `None` where that is nothing, or not known yet.
     pub fn cached_sequence(&self) -> Option<Vec<u32>> {
         let offset = self.caches.first()?.offset();
@@ -150,8 +186,11 @@ impl Row {
 
     /// Tells how far the prompt is.
     pub fn report_prefill(&mut self) {
-        let event = Event::Prefill { done: self.prefilled, total: self.request.prompt.len() };
-        self.send(event);
+        // The client of a row that was parked has read on from there already.
+        if self.ids.is_empty() {
+            let event = Event::Prefill { done: self.prefilled, total: self.request.prompt.len() };
+            self.send(event);
+        }
     }
 
     /// Takes a token that was read: text, stop strings, limits. Sends what became final.

@@ -1,5 +1,5 @@
-//! Who runs next, decided over integers: no MLX, no clocks, no channels. Four verbs: `add` a request, `admit` those
-//! that get a row (and say where each `start`s), `plan` the next round, tell what happened (`prefilled`, `remove`).
+//! Who runs next, decided over integers: no MLX, no clocks, no channels. Four verbs: `add` a request, `admit_one` that
+//! gets a row (and say where it `start`s), `plan` the next round, tell what happened (`prefilled`, `remove`).
 //!
 //! A round is at most one prefill chunk, shared first come first served by the rows that still have prompt left,
 //! and one decode step of all rows that are past their prompt.
@@ -54,11 +54,24 @@ pub struct Round {
     pub decode: Vec<u64>,
 }
 
+/// How many requests may begin before one that came earlier and has no memory yet; then all wait for it, so that the
+/// rows that run end and it gets its turn.
+const MOST_OVERTAKING: u32 = 8;
+
+/// A request in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Waiting {
+    id: u64,
+    prompt: usize,
+    /// How many began before it that came after it.
+    overtaken: u32,
+}
+
 /// The queue and the rows.
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
-    waiting: VecDeque<(u64, usize)>,
+    waiting: VecDeque<Waiting>,
     active: Vec<Active>,
 }
 
@@ -68,20 +81,63 @@ impl Scheduler {
         Scheduler { limits, waiting: VecDeque::new(), active: Vec::new() }
     }
 
-    /// Queues a request of this many prompt tokens.
-    pub fn add(&mut self, id: u64, prompt: usize) {
-        self.waiting.push_back((id, prompt));
+    /// A stand-in that has no rows to give.
+    pub fn idle() -> Self {
+        Self::new(Limits { max_rows: 0, chunk: 1, least_chunk: 1, chunk_ms: 0, lone_chunk_ms: 0 })
     }
 
-    /// Takes requests out of the queue while there are rows for them, in order. Each is held until it is started.
-    pub fn admit(&mut self) -> Vec<u64> {
-        let mut admitted = Vec::new();
-        while self.active.len() < self.limits.max_rows {
-            let Some((id, prompt)) = self.waiting.pop_front() else { break };
-            self.active.push(Active { id, prompt, done: 0, stops: Vec::new(), held: true });
-            admitted.push(id);
+    /// Queues a request of this many prompt tokens.
+    pub fn add(&mut self, id: u64, prompt: usize) {
+        self.waiting.push_back(Waiting { id, prompt, overtaken: 0 });
+    }
+
+    /// Queues a row again that had begun, before everything that came after it; nothing overtakes it.
+    pub fn add_again(&mut self, id: u64, prompt: usize) {
+        let place = self.waiting.iter().position(|waiting| waiting.id > id).unwrap_or(self.waiting.len());
+        self.waiting.insert(place, Waiting { id, prompt, overtaken: MOST_OVERTAKING });
+    }
+
+    /// Takes a request out of the queue, if there is a row for one: the first that `fits` into memory. One that does
+    /// not is overtaken [`MOST_OVERTAKING`] times at most. It is held until it is started.
+    pub fn admit_one(&mut self, mut fits: impl FnMut(u64) -> bool) -> Option<u64> {
+        if self.active.len() >= self.limits.max_rows {
+            return None;
         }
-        admitted
+        let mut place = 0;
+        loop {
+            let waiting = self.waiting.get(place)?;
+            if fits(waiting.id) {
+                break;
+            }
+            if waiting.overtaken >= MOST_OVERTAKING {
+                return None;
+            }
+            place += 1;
+        }
+        self.waiting.iter_mut().take(place).for_each(|waiting| waiting.overtaken += 1);
+        let Waiting { id, prompt, .. } = self.waiting.remove(place)?;
+        self.active.push(Active { id, prompt, done: 0, stops: Vec::new(), held: true });
+        Some(id)
+    }
+
+    /// The request whose turn is next.
+    pub fn first_waiting(&self) -> Option<u64> {
+        self.waiting.front().map(|waiting| waiting.id)
+    }
+
+    /// Whether a row is free.
+    pub fn has_free_row(&self) -> bool {
+        self.active.len() < self.limits.max_rows
+    }
+
+    /// From now on so many rows are computed at once; those that run stay.
+    pub fn set_max_rows(&mut self, rows: usize) {
+        self.limits.max_rows = rows.max(1);
+    }
+
+    /// From now on a chunk has at most so many tokens.
+    pub fn set_chunk(&mut self, tokens: usize) {
+        self.limits.chunk = tokens.max(1);
     }
 
     /// Lets an admitted row run, with its first `done` prompt tokens computed. Its chunks end at `stops` (ascending),
@@ -137,8 +193,14 @@ impl Scheduler {
 
     /// Forgets a row, waiting or active: finished, failed or cancelled.
     pub fn remove(&mut self, id: u64) {
-        self.waiting.retain(|(w, _)| *w != id);
+        self.waiting.retain(|waiting| waiting.id != id);
         self.active.retain(|a| a.id != id);
+    }
+
+    /// Takes requests out of the queue while there are rows for them.
+    #[cfg(test)]
+    pub fn admit(&mut self) -> Vec<u64> {
+        std::iter::from_fn(|| self.admit_one(|_| true)).collect()
     }
 
     /// Rows being computed.
@@ -195,6 +257,26 @@ mod tests {
         assert_eq!(s.plan(None, |_| true).prefill, [(1, 14), (2, 1)]);
         s.prefilled(1, 14);
         assert_eq!(s.plan(None, |_| true).prefill, [(1, 1), (2, 1)]);
+    }
+
+    #[test]
+    fn a_request_without_memory_is_overtaken_a_few_times_and_then_waited_for() {
+        let mut s = Scheduler::new(Limits { max_rows: 100, ..LIMITS });
+        for id in 1..=20 {
+            s.add(id, 5);
+        }
+        let small = |id: u64| id != 1;
+        let began: Vec<u64> = std::iter::from_fn(|| s.admit_one(small)).collect();
+        assert_eq!(began, (2..=9).collect::<Vec<_>>());
+        assert_eq!((s.first_waiting(), s.waiting()), (Some(1), 12));
+        assert_eq!(s.admit_one(|_| true), Some(1));
+        // A row that begins again goes before everything younger, and nothing overtakes it.
+        s.remove(4);
+        s.add_again(4, 30);
+        s.add(21, 5);
+        assert_eq!(s.admit_one(|id| id != 4), None);
+        assert_eq!(s.admit_one(|_| true), Some(4));
+        assert_eq!(s.admit_one(|_| true), Some(10));
     }
 
     /// Admits and starts at once, from nothing.

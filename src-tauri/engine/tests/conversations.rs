@@ -13,7 +13,7 @@ mod script;
 use arms::{Answer, Arm, Differences, NEAR, golden};
 use hearth_core::stats::{CacheStats, SsdState};
 use hearth_core::{Backend, EngineError, GenerateRequest};
-use hearth_engine::CacheOptions;
+use hearth_engine::{CacheOptions, EngineOptions, MemoryOptions};
 use reference::{Reference, Trims};
 use safetensors::SafeTensors;
 use script::{Lengths, Random, Turn, Words};
@@ -29,13 +29,16 @@ fn lengths() -> Lengths {
     Lengths { first: vec![1..30, 30..250, 250..520], added: 1..25, generated: 1..9, turns: 3..7, least: 1 }
 }
 
+/// Room for the longest conversation, and not for two of them.
+const ONE: u64 = 800;
+
 /// How an arm with a cache is run.
 #[derive(Clone, Copy)]
 struct Way<'a> {
     name: &'a str,
     /// Requests submitted at once.
     at_once: usize,
-    /// Tokens whose keys and values memory has room for; `None`: plenty.
+    /// The largest context that memory has room for, in tokens; `None`: plenty.
     ram: Option<u64>,
     /// Whether there is a disk: then it is flushed at times.
     disk: bool,
@@ -59,7 +62,7 @@ const WAYS: [Way<'_>; 9] = [
     Way { name: "little memory", ram: Some(700), ..AMPLE },
     Way { name: "little memory, and a disk", ram: Some(500), disk: true, idle_ms: 20, ..AMPLE },
     Way { name: "hardly any memory, and a disk, batched", ram: Some(60), disk: true, at_once: 6, ..AMPLE },
-    Way { name: "no room for copies", room: Some(0), ..AMPLE },
+    Way { name: "no room for long copies", room: Some(ONE), ..AMPLE },
     Way { name: "room for few copies, batched", room: Some(3000), at_once: 3, ..AMPLE },
 ];
 
@@ -84,18 +87,19 @@ fn run(model: &Model, way: Way<'_>, conversations: &[Vec<Turn>], seed: u64) {
     let what = format!("{name} {}", way.name);
     let folder = TempDir::new().unwrap();
     let mut random = Random(seed);
-    let weights = std::fs::metadata(dir.join("model.safetensors")).unwrap().len();
-    let memory = |room: u64| if room > 0 { weights + room * per_token } else { 1 };
+    // In small chunks there is little beside the rows that memory has to have room for.
+    let chunks = if way.room.is_some() { [16, 16, 16] } else { [16, 100, 2048] };
+    let memory = way.room.map(|room| Arm::tight(dir, room, 16)).unwrap_or_default();
     let start = |random: &mut Random| {
         let cache = CacheOptions {
             ram: way.ram.map_or(8 << 30, |tokens| tokens * per_token),
             ssd: if way.disk { 1 << 30 } else { 0 },
             dir: way.disk.then(|| folder.path().to_owned()),
-            memory: way.room.map(memory),
             idle: Duration::from_millis(way.idle_ms),
             ..CacheOptions::default()
         };
-        Arm::start(dir, cache, [16, 100, 2048][random.below(3)])
+        let (memory, prefill_chunk) = (memory.clone(), chunks[random.below(3)]);
+        Arm::start_with(dir, EngineOptions { cache, memory, prefill_chunk, ..EngineOptions::default() })
     };
     let mut arm = start(&mut random);
     let (mut reference, mut differences, mut counts) =
@@ -154,7 +158,7 @@ fn run(model: &Model, way: Way<'_>, conversations: &[Vec<Turn>], seed: u64) {
     from_disk += ssd.hits;
     arm.engine.shutdown();
     match way.room {
-        Some(0) => assert!(ram.moved > 0 && ram.moved == ram.hits, "{what}: {ram:?}"),
+        Some(ONE) => assert!(ram.moved > 0, "{what}: {ram:?}"),
         Some(_) => {}
         None => assert_eq!(ram.moved, 0, "{what}"),
     }
@@ -365,13 +369,15 @@ fn quantized_keys_and_values_of_smollm2() {
 }
 
 /// Clients that hang up in the queue, in prefill and while decoding; then everybody asks again.
-fn hang_ups(model: &Model, cache: CacheOptions, clients: usize, seed: u64) {
+fn hang_ups(model: &Model, cache: CacheOptions, memory: MemoryOptions, clients: usize, seed: u64) {
     let cold = Arm::cold(&model.dir, None);
     let conversations = script::conversations(&cold, &Words::Ids(250), &lengths(), (8, 32), seed);
     cold.engine.shutdown();
     let turns: Vec<&Turn> = conversations.iter().flatten().collect();
     let folder = TempDir::new().unwrap();
-    let arm = Arm::start(&model.dir, CacheOptions { dir: Some(folder.path().to_owned()), ..cache }, 100);
+    let cache = CacheOptions { dir: Some(folder.path().to_owned()), ..cache };
+    let options = EngineOptions { cache, memory, prefill_chunk: 100, ..EngineOptions::default() };
+    let arm = Arm::start_with(&model.dir, options);
     let mut random = Random(seed);
     let mut held = Vec::new();
     for _ in 0..clients {
@@ -418,13 +424,12 @@ fn hang_ups(model: &Model, cache: CacheOptions, clients: usize, seed: u64) {
 fn five_hundred_hang_ups_leave_nothing_wrong_behind() {
     let llama = Model::tiny("llama-f32", Trims::Any, 1024);
     let little = CacheOptions { ram: 700 * llama.per_token, ssd: 1 << 30, ..CacheOptions::default() };
-    hang_ups(&llama, CacheOptions::default(), 150, 1);
-    hang_ups(&llama, little.clone(), 100, 2);
-    hang_ups(&Model::tiny("qwen3_5-f32", Trims::None, 512), little, 150, 3);
-    hang_ups(
-        &Model::tiny("gemma3_text-f32", Trims::Within(16), 512),
-        CacheOptions { memory: Some(1), ..CacheOptions::default() },
-        100,
-        4,
-    );
+    let roomy = MemoryOptions::default;
+    hang_ups(&llama, CacheOptions::default(), roomy(), 150, 1);
+    hang_ups(&llama, little.clone(), roomy(), 100, 2);
+    hang_ups(&Model::tiny("qwen3_5-f32", Trims::None, 512), little.clone(), roomy(), 150, 3);
+    // Room for two or three requests: entries are handed over, and rows are parked.
+    let gemma = Model::tiny("gemma3_text-f32", Trims::Within(16), 512);
+    hang_ups(&gemma, CacheOptions::default(), Arm::tight(&gemma.dir, 1500, 100), 100, 4);
+    hang_ups(&llama, little, Arm::tight(&llama.dir, 1500, 100), 100, 5);
 }

@@ -5,7 +5,8 @@
 
 use hearth_core::stats::{RamCacheStats, SsdCacheStats, SsdState};
 use hearth_core::{Backend, Event, GenerateRequest, Generation, ServedModel};
-use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
+use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions, MemoryOptions};
+use hearth_machine::pressure::{Shared, Told};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -240,11 +241,25 @@ fn without_room_for_a_copy_the_entry_moves_into_the_row() {
     let (roomy, model) = start(CacheOptions::default(), "llama-f32");
     let history = prompt(500);
     let (ids, _) = ask(&roomy, &model, &history, 4);
-    let weights = roomy.stats().memory.weights;
     roomy.shutdown();
-    // Weights and one sequence fit, two do not.
-    let memory = Some(weights + (700 << 10));
-    let (engine, model) = start(CacheOptions { memory, ..CacheOptions::default() }, "llama-f32");
+    // One sequence fits, two do not.
+    let memory = |budget| MemoryOptions {
+        budget: Some(budget),
+        reserve: Some(0),
+        pressure: Shared(Arc::new(Told::default())),
+        ..MemoryOptions::default()
+    };
+    let options = |budget| EngineOptions { memory: memory(budget), prefill_chunk: 16, ..EngineOptions::default() };
+    let engine = Engine::start(options(1 << 30)).unwrap();
+    engine.load(golden("llama-f32"), "model".into()).blocking_recv().unwrap().unwrap();
+    let fits = |&kb: &u64| {
+        let limits = Limits { budget: Some(kb << 10), ..Limits::default() };
+        engine.preview_limits(limits).largest_context >= 520
+    };
+    let budget = (1..1 << 20).find(fits).unwrap() << 10;
+    engine.shutdown();
+    let engine = Engine::start(options(budget)).unwrap();
+    let model = engine.load(golden("llama-f32"), "model".into()).blocking_recv().unwrap().unwrap();
     assert_eq!(ask(&engine, &model, &history, 4), (ids.clone(), 0));
     assert_eq!(ask(&engine, &model, &history, 4), (ids, 499));
     eventually("its return", || (ram(&engine).moved, ram(&engine).entries) == (1, 1));

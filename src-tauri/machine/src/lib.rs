@@ -7,6 +7,7 @@
 
 pub mod chips;
 pub mod preflight;
+pub mod pressure;
 pub mod probes;
 pub mod readings;
 mod sys;
@@ -29,6 +30,11 @@ pub fn memory() -> Memory {
     sys::memory()
 }
 
+/// Which start of the computer this is: another text after each. `None` where the system does not say.
+pub fn boot_id() -> Option<String> {
+    sys::boot_id().map(|id| id.trim().to_owned()).filter(|id| !id.is_empty())
+}
+
 /// Gives memory that was freed, and that the allocator kept, back to the system. Takes milliseconds: for idle moments.
 pub fn release_freed() {
     sys::release_freed();
@@ -36,6 +42,12 @@ pub fn release_freed() {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_start_of_the_computer_has_one_name() {
+        let id = super::boot_id().unwrap();
+        assert!(id.len() >= 8 && Some(id) == super::boot_id());
+    }
+
     #[test]
     fn the_figures_are_plausible() {
         let m = super::memory();

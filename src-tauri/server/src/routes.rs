@@ -17,6 +17,17 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 /// The whole API as a service.
 pub fn router(state: AppState) -> Router {
+    routes()
+        .layer(from_fn_with_state(state.clone(), safety::require_key))
+        .layer(safety::cors(state.config()))
+        .layer(from_fn_with_state(state.clone(), safety::guard))
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn(log))
+        .with_state(state)
+}
+
+/// The routes without what guards them.
+pub(crate) fn routes() -> Router<AppState> {
     Router::new()
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{*id}", get(openai::models::one))
@@ -56,12 +67,6 @@ pub fn router(state: AppState) -> Router {
         .route("/api/hearth/models/removal", get(models_admin::removal))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(from_fn_with_state(state.clone(), safety::require_key))
-        .layer(safety::cors(state.config()))
-        .layer(from_fn_with_state(state.clone(), safety::guard))
-        .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn(log))
-        .with_state(state)
 }
 
 async fn not_found(State(state): State<AppState>, request: Request) -> ServerError {
@@ -90,6 +95,12 @@ fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
 async fn log(request: Request, next: axum::middleware::Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let response = next.run(request).await;
-    tracing::info!(%method, path, status = response.status().as_u16(), "answered");
+    let status = response.status().as_u16();
+    if ui::is_public(&path) {
+        // A page is a dozen files, and nobody looks for them in a log.
+        tracing::debug!(%method, path, status, "answered");
+    } else {
+        tracing::info!(%method, path, status, "answered");
+    }
     response
 }

@@ -1,9 +1,10 @@
 //! A server inside this process, for commands that need one and find none running.
 
+use crate::args::EngineArgs;
 use crate::commands::model;
 use crate::failure::Failure;
 use hearth_core::stats::Health;
-use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
+use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions, MemoryOptions};
 use hearth_library::home::Home;
 use hearth_server::{ServerConfig, bind, serve};
 use std::sync::Arc;
@@ -64,6 +65,16 @@ pub fn doing(health: &Health) -> String {
         Health::Loading { model, percent } => format!("that is still loading {model} ({percent} %)"),
         Health::Empty => "without a model".to_owned(),
         Health::Failed { message } => format!("that failed: {message}"),
+    }
+}
+
+/// What the flags say about memory.
+pub fn memory(args: &EngineArgs) -> MemoryOptions {
+    MemoryOptions {
+        budget: args.memory_budget,
+        budget_from: args.budget_from().to_owned(),
+        reserve: args.reserve,
+        ..MemoryOptions::default()
     }
 }
 

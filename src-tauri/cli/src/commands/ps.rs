@@ -4,7 +4,7 @@ use crate::args::DataArgs;
 use crate::commands::running;
 use crate::failure::Failure;
 use crate::output::{self, size};
-use hearth_core::stats::{Health, Stats};
+use hearth_core::stats::{GuardLevel, GuardStats, Health, PressureLevel, Stats};
 use hearth_library::home::Home;
 use serde_json::json;
 
@@ -46,19 +46,31 @@ fn summary(health: &Health, stats: &Stats) -> String {
         (_, None) => "none loaded".to_owned(),
     };
     let (memory, totals) = (&stats.memory, &stats.totals);
+    let ledger = &memory.ledger;
     format!(
         "model   {model}\n\
          rows    {} of {} busy, {} waiting\n\
-         memory  {} in all, of it {} weights, {} KV caches, {} allocator cache\n\
+         memory  {} of the budget of {} ({}): {} weights, {} rows, {} prompt cache, {} computing, {} allocator, {} reserve\n\
+         process {}, {} of it unaccounted for; room for a context of {} tokens\n\
+         {}\
          cache   {} in memory, {} on disk, {} tokens reused\n\
          so far  {} requests, {} prompt tokens, {} generated tokens\n",
         stats.rows.len(),
         stats.max_rows,
         stats.waiting,
+        size(ledger.total),
+        size(ledger.budget),
+        ledger.budget_from,
+        size(ledger.weights),
+        size(ledger.kv),
+        size(ledger.prompt_cache),
+        size(ledger.prefill_transient),
+        size(ledger.allocator_cache),
+        size(ledger.reserve),
         size(memory.process),
-        size(memory.weights),
-        size(memory.kv),
-        size(memory.mlx_cache),
+        signed(ledger.unaccounted),
+        ledger.largest_context,
+        guarded(&memory.guard),
         size(stats.cache.ram.bytes),
         size(stats.cache.ssd.bytes),
         stats.cache.ram.reused_tokens + stats.cache.ssd.reused_tokens,
@@ -66,4 +78,22 @@ fn summary(health: &Health, stats: &Stats) -> String {
         totals.prompt_tokens,
         totals.generated_tokens,
     )
+}
+
+/// What the guard has to say, as a line; nothing while there is room.
+fn guarded(guard: &GuardStats) -> String {
+    let tight = match (guard.level, guard.pressure) {
+        (_, PressureLevel::Critical) => "the system's memory pressure is critical",
+        (_, PressureLevel::Warning) => "the system warns of memory pressure",
+        (GuardLevel::Hard, _) => "95 % of the budget are taken",
+        (GuardLevel::Soft, _) => "85 % of the budget are taken",
+        (GuardLevel::Normal, _) => return String::new(),
+    };
+    let admits = if guard.admitting { "" } else { ", nothing new is admitted" };
+    format!("guard   {tight}: chunks of {} tokens{admits}\n", guard.chunk)
+}
+
+fn signed(bytes: i64) -> String {
+    let sign = if bytes < 0 { "-" } else { "" };
+    format!("{sign}{}", size(bytes.unsigned_abs()))
 }

@@ -27,6 +27,8 @@ pub enum Job {
     Prepare,
     /// Say what became of everything before.
     Flush { reply: Sender<Flushed>, files: u64, bytes: u64 },
+    /// Remove files until the folder is within its cap.
+    Shrink,
     /// Remove everything.
     Clear(Sender<Cleared>),
 }
@@ -76,8 +78,10 @@ pub struct State {
 
 /// See the module.
 pub struct Shared {
-    /// Folder, cap, rate.
+    /// Folder, rate.
     pub options: DiskOptions,
+    /// Most bytes in the folder; it can be changed.
+    pub cap: AtomicU64,
     /// The file system.
     pub files: Arc<dyn Files>,
     /// Bytes in memory that are to be written.
@@ -167,6 +171,7 @@ impl Shared {
             clock: 0,
         };
         Shared {
+            cap: AtomicU64::new(options.cap),
             options,
             files,
             backlog: AtomicU64::new(0),
@@ -234,7 +239,7 @@ impl Shared {
     /// # Errors
     /// Why it does not fit.
     pub fn make_room(&self, size: u64, keep: &HashSet<Key>) -> Result<(), String> {
-        let cap = self.options.cap;
+        let cap = self.cap.load(Ordering::Relaxed);
         let victims = {
             let mut state = self.lock();
             let need = (state.bytes() + size).saturating_sub(cap);
@@ -378,7 +383,7 @@ impl Shared {
             state: if state.failure.is_some() { SsdState::Failed } else { SsdState::Ready },
             message: state.failure.as_ref().map(|failure| failure.message.clone()),
             dir: Some(self.options.dir.clone()),
-            cap: self.options.cap,
+            cap: self.cap.load(Ordering::Relaxed),
             bytes: state.bytes(),
             files: state.index.len(),
             pending: self.backlog.load(Ordering::Relaxed),

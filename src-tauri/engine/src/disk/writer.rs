@@ -52,8 +52,16 @@ pub fn run(shared: &Shared) {
             Job::Touch(keys) => touch(shared, &keys),
             Job::Prepare => open::prepare_again(shared),
             Job::Flush { reply, files, bytes } => flushed(shared, &reply, files, bytes),
+            Job::Shrink => shrink(shared),
             Job::Clear(reply) => clear(shared, &reply),
         }
+    }
+}
+
+/// Removes files until the folder is within its cap.
+fn shrink(shared: &Shared) {
+    if let Err(why) = shared.make_room(0, &HashSet::new()) {
+        tracing::warn!("prompt cache on disk: over its cap: {why}");
     }
 }
 

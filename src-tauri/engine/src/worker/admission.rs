@@ -5,7 +5,6 @@ use super::Worker;
 use crate::cache::{Kind, LayerCache};
 use crate::disk::{Parts, RestoreEvent};
 use crate::error::Result;
-use crate::ledger;
 use crate::loader::Loaded;
 use crate::prompt_cache::{Hit, Lent};
 use crate::row::{Row, Submitted};
@@ -36,12 +35,12 @@ pub(super) struct Restoring {
 impl Restoring {
     /// Whether nobody waits for it any more.
     pub(super) fn is_abandoned(&self) -> bool {
-        self.submitted.events.is_closed()
+        self.submitted.is_abandoned()
     }
 
-    /// Tells whoever waits that there will be no answer.
-    pub(super) fn fail(&self, error: EngineError) {
-        let _ = self.submitted.events.try_send(Event::Failed(error));
+    /// The request.
+    pub(super) fn into_request(self) -> Submitted {
+        self.submitted
     }
 }
 
@@ -62,12 +61,12 @@ impl Following {
 
     /// Whether nobody waits for it any more.
     pub(super) fn is_abandoned(&self) -> bool {
-        self.submitted.events.is_closed()
+        self.submitted.is_abandoned()
     }
 
-    /// Tells whoever waits that there will be no answer.
-    pub(super) fn fail(&self, error: EngineError) {
-        let _ = self.submitted.events.try_send(Event::Failed(error));
+    /// The request.
+    pub(super) fn into_request(self) -> Submitted {
+        self.submitted
     }
 }
 
@@ -78,17 +77,8 @@ pub(super) fn parts(model: &Loaded) -> Parts {
 }
 
 impl Worker<'_> {
-    /// Gives rows to those who wait, as far as there are any.
-    pub(super) fn admit(&mut self) {
-        for id in self.scheduler.admit() {
-            if let Some(submitted) = self.waiting.remove(&id) {
-                self.begin(submitted);
-            }
-        }
-    }
-
     /// Starts a row from the best that the prompt cache has; the disk only where it has more than memory.
-    fn begin(&mut self, submitted: Submitted) {
+    pub(super) fn begin(&mut self, submitted: Submitted) {
         let Some(model) = &self.model else { return self.refuse(submitted, EngineError::EngineLost) };
         let prompt = &submitted.request.prompt;
         let held = self.cache.longest(&model.namespace, prompt).map_or(0, |hit| hit.tokens);
@@ -107,6 +97,9 @@ impl Worker<'_> {
         match found {
             Some((disk, found)) => {
                 let tokens = found.tokens();
+                // What memory has of it is not needed where it has no room beside what comes from disk.
+                let over = self.ledger(self.rooms.least_chunk()).short(0);
+                self.give_way(over, None);
                 let events = disk.restore(found, room_for(tokens as u64 + 1) as usize);
                 let restoring = Restoring { submitted, events, caches: Vec::new(), tokens };
                 self.restoring.insert(restoring.submitted.id, restoring);
@@ -117,7 +110,7 @@ impl Worker<'_> {
 
     /// The row whose prefill is worth waiting for, as it will soon have more of this prompt than the cache has.
     fn leader(&self, prompt: &[u32], cached: usize) -> Option<(u64, usize)> {
-        if self.options.cache.ram == 0 {
+        if self.cache.cap() == 0 {
             return None;
         }
         let shared = |row: &Row| {
@@ -161,8 +154,8 @@ impl Worker<'_> {
     /// The caches of a hit: views, and the entry stays; where there is no room for the copy that the row's first write
     /// makes, the entry itself.
     fn take_hit(&mut self, hit: Hit) -> Option<Lent> {
-        let copy = self.cache.entry(hit.id)?.copy_bytes(hit.tokens);
-        if self.has_room(copy) { self.cache.lend(hit) } else { self.cache.hand_over(hit) }
+        // The row's own room, which its first write copies into, is charged already.
+        if self.is_within_budget() { self.cache.lend(hit) } else { self.cache.hand_over(hit) }
     }
 
     /// Takes the layers that came from disk since the last round, and starts the rows that are complete. Waits a
@@ -213,21 +206,26 @@ impl Worker<'_> {
 
     /// Whether states are worth keeping: a tier is there for them.
     pub(super) fn keeps(&self) -> bool {
-        self.options.cache.ram > 0 || self.disk.is_some()
-    }
-
-    /// Whether this many bytes more may be allocated.
-    pub(super) fn has_room(&mut self, bytes: u64) -> bool {
-        let weights = self.model.as_ref().map_or(0, |m| m.weight_bytes);
-        let rows: u64 = self.rows.values().map(Row::cache_bytes).sum();
-        let used = weights + rows + self.cache.bytes() + self.spilling_bytes();
-        ledger::has_room(self.options.cache.memory, used, bytes)
+        self.cache.cap() > 0 || self.disk.is_some()
     }
 
     /// Starts a row whose first `cached` prompt tokens are in this state (empty, where nothing is cached).
     fn start(&mut self, submitted: Submitted, mut state: Lent, cached: usize) {
         let Some(model) = &self.model else { return self.refuse(submitted, EngineError::EngineLost) };
+        if cached == 0 {
+            state.caches = LayerCache::for_layout(&model.layout);
+        }
+        let mut stops = Vec::new();
+        if cached == 0 && model.kv_bits.iter().any(Option::is_some) {
+            stops.push(CONVERT_AT);
+        }
         let (id, request) = (submitted.id, &submitted.request);
+        if let Some(mut row) = self.parked.remove(&id) {
+            row.go_on(state, cached);
+            self.rows.insert(id, row);
+            self.scheduler.start(id, cached, stops);
+            return;
+        }
         let sampler = RowSampler::new(
             &request.sampling,
             request.logprobs,
@@ -240,25 +238,33 @@ impl Worker<'_> {
             Ok(sampler) => sampler,
             Err(e) => return self.refuse(submitted, e.into()),
         };
-        if cached == 0 {
-            state.caches = LayerCache::for_layout(&model.layout);
-        }
-        let worth = |&b: &usize| self.options.cache.ram > 0 && b >= cached + COLD && b < request.prompt.len();
+        let worth = |&b: &usize| self.cache.cap() > 0 && b >= cached + COLD && b < request.prompt.len();
         let keep_at: Vec<usize> = request.boundaries.iter().copied().filter(worth).collect();
-        let mut stops = keep_at.clone();
-        if cached == 0 && model.kv_bits.iter().any(Option::is_some) {
-            stops.push(CONVERT_AT);
-        }
+        stops.extend(&keep_at);
         stops.sort_unstable();
-        let mut row = Row::new(submitted, state, cached, sampler, model.served.context);
+        let largest = self.sizes.as_ref().and_then(|sizes| sizes.largest_context(self.fixed.budget));
+        let context = largest.map_or(model.served.context, |largest| model.served.context.min(largest as usize));
+        let mut row = Row::new(submitted, state, cached, sampler, context);
         row.keep_at = keep_at;
         self.rows.insert(id, row);
         self.scheduler.start(id, cached, stops);
     }
 
+    /// Tells whoever waits that there will be no answer.
+    pub(super) fn tell(&mut self, submitted: Submitted, error: EngineError) {
+        match self.parked.remove(&submitted.id) {
+            Some(mut row) => {
+                row.fail(error);
+                self.retire(row);
+            }
+            None => drop(submitted.events.try_send(Event::Failed(error))),
+        }
+    }
+
     fn refuse(&mut self, submitted: Submitted, error: EngineError) {
-        let _ = submitted.events.try_send(Event::Failed(error));
-        self.left(submitted.id, |totals| totals.failed += 1);
+        let id = submitted.id;
+        self.tell(submitted, error);
+        self.left(id, |totals| totals.failed += 1);
     }
 }
 

@@ -49,7 +49,7 @@ impl Worker<'_> {
     fn snapshot(&mut self, id: u64) {
         let Some(row) = self.rows.get(&id) else { return };
         let copy = row.cache_bytes();
-        if !row.attachments.is_empty() || !self.has_room(copy) {
+        if !row.attachments.is_empty() || !self.has_spare_room(copy) {
             return;
         }
         let Some(namespace) = self.model.as_ref().map(|m| m.namespace) else { return };

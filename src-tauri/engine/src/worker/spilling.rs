@@ -122,7 +122,8 @@ impl Worker<'_> {
             spill.source = Source::Evicted(entry);
             return;
         }
-        let most = if self.options.cache.ram == 0 { QUEUE_ALONE } else { LEAST_QUEUE.max(self.options.cache.ram / 4) };
+        let cap = self.cache.cap();
+        let most = if cap == 0 { QUEUE_ALONE } else { LEAST_QUEUE.max(cap / 4) };
         let waiting = self.spilling_bytes();
         if waiting > 0 && waiting + entry.bytes() > most {
             tracing::warn!(tokens = entry.tokens.len(), "the disk does not keep up; an evicted prompt is forgotten");

@@ -3,8 +3,9 @@
 use crate::script::Turn;
 use hearth_core::event::{TokenInfo, Usage};
 use hearth_core::stats::Stats;
-use hearth_core::{Backend, Event, GenerateRequest, Generation, ServedModel};
-use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
+use hearth_core::{Backend, Event, GenerateRequest, Generation, Limits, ServedModel};
+use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions, MemoryOptions};
+use hearth_machine::pressure::{Shared, Told};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,7 +26,12 @@ pub struct Arm {
 impl Arm {
     /// With this cache and largest prefill chunk.
     pub fn start(dir: &Path, cache: CacheOptions, prefill_chunk: usize) -> Self {
-        let engine = Engine::start(EngineOptions { cache, prefill_chunk, ..EngineOptions::default() }).unwrap();
+        Self::start_with(dir, EngineOptions { cache, prefill_chunk, ..EngineOptions::default() })
+    }
+
+    /// With these options.
+    pub fn start_with(dir: &Path, options: EngineOptions) -> Self {
+        let engine = Engine::start(options).unwrap();
         let model = engine.load(dir.to_owned(), "model".into()).blocking_recv().unwrap().unwrap();
         Arm { engine, model }
     }
@@ -33,6 +39,21 @@ impl Arm {
     /// Without a cache.
     pub fn cold(dir: &Path, kv_bits: Option<u8>) -> Self {
         Self::start(dir, CacheOptions { ram: 0, ssd: 0, kv_bits, ..CacheOptions::default() }, 2048)
+    }
+
+    /// Memory with room for a context of so many tokens in chunks of this size, and no more.
+    pub fn tight(dir: &Path, context: u64, prefill_chunk: usize) -> MemoryOptions {
+        let pressure = Shared(Arc::new(Told::default()));
+        let roomy = MemoryOptions { budget: Some(1 << 30), reserve: Some(0), pressure, ..MemoryOptions::default() };
+        let arm =
+            Self::start_with(dir, EngineOptions { memory: roomy.clone(), prefill_chunk, ..EngineOptions::default() });
+        let fits = |&mb: &u64| {
+            let limits = Limits { budget: Some(mb << 16), ..Limits::default() };
+            arm.engine.preview_limits(limits).largest_context >= context
+        };
+        let budget = (1..1 << 14).find(fits).map(|mb| mb << 16);
+        arm.engine.shutdown();
+        MemoryOptions { budget, ..roomy }
     }
 
     /// All answers, the requests submitted at once.

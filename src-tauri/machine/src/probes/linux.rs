@@ -1,5 +1,6 @@
 //! Linux: every figure from /proc, the speed limit from /sys.
 
+use crate::pressure::linux as pressure;
 use crate::probes::{Probes, Sample, Samples, Swap, SystemMemory, parse};
 use crate::readings::{MemoryStall, Pressure, Thermal};
 use crate::sys::linux as sys;
@@ -24,6 +25,11 @@ impl Linux {
     /// The machine whose `proc` and `sys` are in this folder.
     pub fn at(root: &Path) -> Self {
         Linux { proc: root.join("proc"), sys: root.join("sys") }
+    }
+
+    /// The memory cgroups of this process.
+    fn group(&self) -> pressure::Linux {
+        pressure::Linux::of(&self.proc, &self.sys)
     }
 
     fn read(&self, file: &str) -> Option<String> {
@@ -58,7 +64,8 @@ impl Probes for Linux {
     }
 
     fn ram(&self) -> Option<u64> {
-        parse::kilobytes(&self.read("meminfo")?, "MemTotal:")
+        let installed = parse::kilobytes(&self.read("meminfo")?, "MemTotal:")?;
+        Some(self.group().left().map_or(installed, |(_, limit)| limit.min(installed)))
     }
 
     fn swap(&self) -> Option<Swap> {
@@ -72,7 +79,14 @@ impl Probes for Linux {
         let text = self.read("meminfo")?;
         let total = parse::kilobytes(&text, "MemTotal:").filter(|&n| n > 0)?;
         let available = parse::kilobytes(&text, "MemAvailable:")?;
-        let free_percent = available as f64 / total as f64 * 100.0;
+        let free = |available: u64, total: u64| available as f64 / total as f64 * 100.0;
+        let mut free_percent = free(available, total);
+        // A limit of a memory cgroup holds for Hearth, however much the machine has.
+        if let Some((left, limit)) = self.group().left()
+            && limit > 0
+        {
+            free_percent = free_percent.min(free(left, limit));
+        }
         Some(SystemMemory { free_percent, used: Some(total.saturating_sub(available)) })
     }
 

@@ -269,3 +269,67 @@ pub fn speed_limit() -> Option<i64> {
         read.then_some(percent)
     }
 }
+
+mod dispatch {
+    //! The part of libdispatch that events of memory pressure need.
+    use super::{c_int, c_void};
+
+    /// `struct dispatch_source_type_s`, of which only the address matters.
+    #[repr(C)]
+    pub struct SourceType {
+        opaque: [u8; 0],
+    }
+
+    unsafe extern "C" {
+        #[link_name = "_dispatch_source_type_memorypressure"]
+        pub static MEMORY_PRESSURE: SourceType;
+        pub fn dispatch_source_create(
+            kind: *const SourceType,
+            handle: usize,
+            mask: usize,
+            queue: *mut c_void,
+        ) -> *mut c_void;
+        pub fn dispatch_source_set_event_handler_f(source: *mut c_void, handler: extern "C" fn(*mut c_void));
+        pub fn dispatch_get_global_queue(class: isize, flags: usize) -> *mut c_void;
+        pub fn dispatch_resume(object: *mut c_void);
+    }
+
+    /// `DISPATCH_MEMORYPRESSURE_NORMAL`, `_WARN` and `_CRITICAL`.
+    pub const LEVELS: usize = 1 | 2 | 4;
+    /// `QOS_CLASS_UTILITY`.
+    pub const UTILITY: c_int = 0x11;
+}
+
+/// How often the level changed since [`listen_to_pressure`], and who waits for that.
+static CHANGES: (std::sync::Mutex<u64>, std::sync::Condvar) = (std::sync::Mutex::new(0), std::sync::Condvar::new());
+
+/// Called by libdispatch on a thread of its own.
+extern "C" fn pressure_changed(_: *mut c_void) {
+    *CHANGES.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) += 1;
+    CHANGES.1.notify_all();
+}
+
+/// Starts to listen to changes of the memory pressure, once in a process.
+pub fn listen_to_pressure() {
+    static STARTED: std::sync::Once = std::sync::Once::new();
+    STARTED.call_once(|| {
+        // SAFETY: the source is checked before it is used, lives as long as the process, and its handler has no
+        // context to outlive.
+        unsafe {
+            let queue = dispatch::dispatch_get_global_queue(dispatch::UTILITY as isize, 0);
+            let source =
+                dispatch::dispatch_source_create(&raw const dispatch::MEMORY_PRESSURE, 0, dispatch::LEVELS, queue);
+            if !source.is_null() {
+                dispatch::dispatch_source_set_event_handler_f(source, pressure_changed);
+                dispatch::dispatch_resume(source);
+            }
+        }
+    });
+}
+
+/// Waits for a change of the memory pressure, for at most this long.
+pub fn wait_for_pressure(patience: Duration) {
+    let changes = CHANGES.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let before = *changes;
+    let _ = CHANGES.1.wait_timeout_while(changes, patience, |now| *now == before);
+}
