@@ -205,13 +205,11 @@ fn those_without_room_wait_their_turn() {
     let (engine, model) = start(options(budget_for(600)));
     let generations: Vec<Generation> =
         (0..6).map(|n| engine.submit(&model, GenerateRequest::greedy(&prompt(n, 400), 60)).unwrap()).collect();
-    let mut most = 0;
-    let stats = eventually(&engine, "the end of all", |stats| {
+    eventually(&engine, "the end of all", |stats| {
         check(&stats.memory.ledger);
+        assert!(stats.rows.len() <= 2, "six of 460 tokens where one of 600 fits: {stats:?}");
         stats.totals.finished == 6
     });
-    most = most.max(stats.rows.len());
-    assert!(most <= 1, "{stats:?}");
     for generation in generations {
         assert_eq!(answer(generation).ids.len(), 60);
     }
@@ -229,6 +227,8 @@ fn rows_that_cannot_grow_wait_and_nobody_is_cut_short() {
         let (engine, model) = start(EngineOptions { cache, ..options(budget_for(700)) });
         let generations: Vec<Generation> =
             (0..4).map(|n| engine.submit(&model, GenerateRequest::greedy(&prompt(n, 40), 420)).unwrap()).collect();
+        // Whoever does not read pauses his row.
+        let readers: Vec<_> = generations.into_iter().map(|g| std::thread::spawn(|| answer(g))).collect();
         let stats = eventually(&engine, "the end of all", |stats| {
             check(&stats.memory.ledger);
             stats.totals.finished == 4
