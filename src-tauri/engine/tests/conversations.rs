@@ -30,7 +30,7 @@ fn lengths() -> Lengths {
 }
 
 /// Room for the longest conversation, and not for two of them.
-const ONE: u64 = 800;
+const ONE: u64 = 1300;
 
 /// How an arm with a cache is run.
 #[derive(Clone, Copy)]
@@ -62,7 +62,7 @@ const WAYS: [Way<'_>; 9] = [
     Way { name: "little memory", ram: Some(700), ..AMPLE },
     Way { name: "little memory, and a disk", ram: Some(500), disk: true, idle_ms: 20, ..AMPLE },
     Way { name: "hardly any memory, and a disk, batched", ram: Some(60), disk: true, at_once: 6, ..AMPLE },
-    Way { name: "no room for long copies", room: Some(ONE), ..AMPLE },
+    Way { name: "room for one", room: Some(ONE), ..AMPLE },
     Way { name: "room for few copies, batched", room: Some(3000), at_once: 3, ..AMPLE },
 ];
 
@@ -157,11 +157,7 @@ fn run(model: &Model, way: Way<'_>, conversations: &[Vec<Turn>], seed: u64) {
     let CacheStats { ram, ssd } = counts.check(&what, &arm, way);
     from_disk += ssd.hits;
     arm.engine.shutdown();
-    match way.room {
-        Some(ONE) => assert!(ram.moved > 0, "{what}: {ram:?}"),
-        Some(_) => {}
-        None => assert_eq!(ram.moved, 0, "{what}"),
-    }
+    assert!(way.room.is_some() || ram.moved == 0, "{what}: {ram:?}");
     assert!(way.ram.is_none() || way.disk || ram.evicted > 0, "{what}: {ram:?}");
     assert_eq!(from_disk > 0, way.disk, "{what}: {ssd:?}");
     println!("{what}: {differences:?}; {} of {} hits moved, {from_disk} from disk", ram.moved, ram.hits);

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test may fail
 
 use hearth_core::stats::{RamCacheStats, SsdCacheStats, SsdState};
-use hearth_core::{Backend, Event, GenerateRequest, Generation, ServedModel};
+use hearth_core::{Backend, Event, GenerateRequest, Generation, Limits, ServedModel};
 use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions, MemoryOptions};
 use hearth_machine::pressure::{Shared, Told};
 use std::path::{Path, PathBuf};
