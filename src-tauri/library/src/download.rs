@@ -118,7 +118,7 @@ impl Download {
 /// How downloads are done.
 #[derive(Debug, Clone)]
 pub struct DownloadOptions {
-    /// Connections of one job.
+    /// Connections of one job; up to twice as many where there are more files than connections.
     pub connections: usize,
     /// Jobs at once; further ones wait.
     pub jobs: usize,

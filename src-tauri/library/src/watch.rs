@@ -101,7 +101,10 @@ fn matters(event: &Event) -> bool {
         let name = p.file_name().unwrap_or_default().to_string_lossy();
         [".hearth-part", ".hearth-journal", ".incomplete", ".lock"].iter().any(|end| name.ends_with(end))
     };
-    !matches!(event.kind, EventKind::Access(_)) && !(event.paths.iter().all(writing) && !event.paths.is_empty())
+    let reading = matches!(event.kind, EventKind::Access(_));
+    // An event without a path may be any.
+    let all_writing = !event.paths.is_empty() && event.paths.iter().all(writing);
+    !reading && !all_writing
 }
 
 #[cfg(test)]

@@ -90,8 +90,11 @@ pub(super) struct Job {
     /// What is shown of it.
     pub live: Arc<Live>,
     /// Writes the record down; called when it has changed.
-    pub keep: Box<dyn Fn(&Record) -> Result<(), LibraryError> + Send + Sync>,
+    pub keep: Keep,
 }
+
+/// Writes a record down.
+pub(super) type Keep = Box<dyn Fn(&Record) -> Result<(), LibraryError> + Send + Sync>;
 
 impl Job {
     /// Runs it to its end; the record then says what is there.
@@ -243,11 +246,14 @@ impl Job {
 
     /// Fetches and verifies all files.
     async fn fetch(&self, files: &[Arc<FileJob>], repo: Repo, commit: String) -> Result<(), Fault> {
+        // Small files are over before a connection is at its speed: more of them at once.
+        let least = self.options.connections.max(1);
+        let missing = files.iter().filter(|f| f.state() != FileState::Done).count();
         let crew = Arc::new(Crew {
             context: self.context(repo, commit),
             files: files.to_vec(),
             wake: Notify::new(),
-            connections: self.options.connections.max(1),
+            connections: missing.clamp(least, 2 * least),
         });
         let mut workers = JoinSet::new();
         for _ in 0..crew.connections {
@@ -307,7 +313,7 @@ impl Crew {
                     tokio::select! {
                         () = self.wake.notified() => {}
                         Some(check) = checks.join_next() => check.map_err(broken)??,
-                        stopped = self.context.pause(Duration::from_millis(100)) => stopped?,
+                        stopped = self.context.pause(Duration::from_millis(20)) => stopped?,
                     }
                 }
             }

@@ -1,6 +1,7 @@
 //! What is kept of a job in the state folder, one JSON file each, so that another process can go on with it.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -107,7 +108,16 @@ impl Record {
     /// Writes it into a state folder.
     pub fn save(&self, folder: &Path) -> Result<(), LibraryError> {
         fs::create_dir_all(folder).map_err(LibraryError::io("create", folder))?;
-        json::write_atomically(&file(folder, &self.id), self)
+        // Not synced: what a power cut takes of it, the journals beside the blobs still know.
+        let path = file(folder, &self.id);
+        let text = serde_json::to_vec_pretty(self).unwrap_or_default();
+        let write = || -> std::io::Result<()> {
+            let mut part = tempfile::Builder::new().prefix(".writing-").tempfile_in(folder)?;
+            part.write_all(&text)?;
+            part.persist(&path).map_err(|e| e.error)?;
+            Ok(())
+        };
+        write().map_err(LibraryError::io("write", &path))
     }
 
     /// Removes it from a state folder.
