@@ -66,7 +66,7 @@ impl Dice {
     }
 }
 
-/// 20 kills; `HEARTH_TEST_KILLS` asks for another number, as `cargo xtask soak --downloads` does.
+/// 20 kills; `HEARTH_TEST_KILLS` asks for another number, as `cargo xtask soak downloads` does.
 #[test]
 fn killed_at_any_moment_it_goes_on_from_what_is_on_disk() {
     const REPO: &str = "org/starter";

@@ -370,8 +370,18 @@ pub fn tests_dir() -> PathBuf {
 
 /// A Python with the official `openai` package.
 pub fn openai_python() -> PathBuf {
-    let list = tests_dir().join("python/requirements.txt");
-    let folder = cached("openai-python", &fs::read(&list).unwrap(), |part| {
+    python_with("openai-python", "python/requirements.txt")
+}
+
+/// A Python with the model hub's own client.
+pub fn hub_python() -> PathBuf {
+    python_with("hub-python", "python/hub-requirements.txt")
+}
+
+/// A Python with the packages of a list in the tests' folder.
+fn python_with(name: &str, list: &str) -> PathBuf {
+    let list = tests_dir().join(list);
+    let folder = cached(name, &fs::read(&list).unwrap(), |part| {
         let hint = "Python 3.11 or newer with venv and pip is needed (Debian: apt-get install python3-venv)";
         let mut venv = Command::new("python3");
         venv.args(["-m", "venv"]).arg(part);

@@ -35,7 +35,7 @@ pub(crate) async fn list(State(state): State<AppState>) -> Result<Json<Value>, S
                 value
             })
             .collect();
-        Ok(json!({"models": models, "away": found.away}))
+        Ok(json!({"models": models, "away": found.away, "importable": found.importable}))
     };
     state.prepare(work).await.map(Json)
 }

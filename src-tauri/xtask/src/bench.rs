@@ -6,6 +6,7 @@
 //! round is dropped, and each figure is a median.
 
 pub mod cache;
+pub mod downloads;
 mod measure;
 pub mod memory;
 mod report;

@@ -64,6 +64,19 @@ pub fn memory(ws: &Workspace, time: Duration, cgroup: bool) -> Result<()> {
     Ok(())
 }
 
+/// Kills downloads at random moments, as the test of that name does, so many times.
+///
+/// # Errors
+/// When one does not go on from what is on disk, or a file is not right in the end.
+pub fn downloads(ws: &Workspace, kills: u32) -> Result<()> {
+    setup::run(ws)?;
+    let starter = starter::ensure(ws, Profile::Dev)?;
+    let mut cargo = ws.cargo();
+    cargo.args(["test", "-p", "hearth-cli", "--test", "downloads", "--", "--nocapture", "killed_at_any_moment"]);
+    cargo.env("HEARTH_TEST_KILLS", kills.to_string()).env("HEARTH_STARTER", &starter.folder);
+    sh::run(&mut cargo)
+}
+
 /// Clients that hang up; afterwards no row may be active, an answer must still come, and memory must be back.
 fn hang_ups(hearth: &Path, model: &Path, home: &Path, options: &Options, stop: &AtomicBool) -> Result<String> {
     let port = free_port()?;

@@ -3,8 +3,10 @@
 use crate::args::DataArgs;
 use crate::failure::Failure;
 use crate::output;
+use hearth_library::download::{Download, DownloadManager, DownloadState};
 use hearth_library::home::Home;
 use hearth_library::scan::{ModelEntry, Places, scan};
+use serde_json::json;
 
 /// Lists complete and incomplete models.
 ///
@@ -12,22 +14,53 @@ use hearth_library::scan::{ModelEntry, Places, scan};
 /// When standard output cannot be written.
 pub fn run(args: &DataArgs, home: &Home) -> Result<(), Failure> {
     let found = scan(&Places::standard(home, &[]));
+    let downloads: Vec<Download> = match DownloadManager::standard(home) {
+        Ok(manager) => manager.list().into_iter().filter(|d| d.state != DownloadState::Done).collect(),
+        Err(_) => Vec::new(),
+    };
     if args.json {
-        return output::json(&found);
+        return output::json(
+            &json!({"models": found.models, "away": found.away, "importable": found.importable, "downloads": downloads}),
+        );
     }
     for place in &found.away {
         eprintln!("note: {} cannot be read now", place.display());
     }
-    if found.models.is_empty() {
+    if found.models.is_empty() && downloads.is_empty() && found.importable.is_empty() {
         eprintln!(
-            "no models; make one with `hearth import FILE.gguf`, or put a model folder into {}",
+            "no models; get one with `hearth pull ORG/NAME` or `hearth import FILE.gguf`, or put a model folder into {}",
             home.models().display()
         );
         return Ok(());
     }
     let header = ["MODEL", "TYPE", "WEIGHTS", "PARAMS", "SIZE", "CONTEXT", ""];
     let rows: Vec<Vec<String>> = found.models.iter().map(row).collect();
-    output::print(&output::table(&header, &[false, false, false, true, true, true, false], &rows))
+    if !rows.is_empty() {
+        output::print(&output::table(&header, &[false, false, false, true, true, true, false], &rows))?;
+    }
+    for job in &downloads {
+        output::line(&unfinished(job))?;
+    }
+    for file in &found.importable {
+        output::line(&format!(
+            "{}  a GGUF file; `hearth import {}` makes a model of it",
+            file.id,
+            file.path.display()
+        ))?;
+    }
+    Ok(())
+}
+
+/// A download that is not complete, and how it goes on.
+fn unfinished(job: &Download) -> String {
+    let name = if job.revision == "main" { job.repo.clone() } else { format!("{}@{}", job.repo, job.revision) };
+    let (percent, here, total) = (job.percent(), output::size(job.bytes), output::size(job.total));
+    let state = match job.state {
+        DownloadState::Failed => "failed",
+        _ => "paused",
+    };
+    let why = job.message.as_ref().map(|m| format!(" ({m})")).unwrap_or_default();
+    format!("{name}  {state} at {percent} %, {here} of {total}{why}; `hearth pull {name}` goes on")
 }
 
 fn row(model: &ModelEntry) -> Vec<String> {
