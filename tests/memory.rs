@@ -87,7 +87,7 @@ fn figures_add_up_under_load_and_everybody_is_answered() {
         let clients: Vec<_> = (0..6)
             .map(|n| {
                 let server = &server;
-                scope.spawn(move || server.post(CHAT, &chat(300 + 50 * n, 24)))
+                scope.spawn(move || server.post(CHAT, &chat(60 + 30 * n, 16)))
             })
             .collect();
         while !clients.iter().all(|client| client.is_finished()) {
@@ -133,8 +133,11 @@ fn limits_and_requests_over_http() {
     assert_eq!(stats["memory"]["ledger"]["budget_from"], "api");
     assert_eq!(admin(reqwest::Method::PUT, "limits", json!({"context": 0})).0, 200);
     std::thread::scope(|scope| {
-        let body = json!({"prompt": [1, 2, 3], "max_tokens": 100_000, "ignore_eos": true});
-        let (server, runs) = (&server, scope.spawn(|| server.post("/v1/completions", &body)));
+        let server = &server;
+        let runs = scope.spawn(move || {
+            let body = json!({"prompt": [1, 2, 3], "max_tokens": 100_000, "ignore_eos": true});
+            server.post("/v1/completions", &body)
+        });
         let mut id = 0;
         eventually("its row", || {
             let stats = server.get("/stats").1;

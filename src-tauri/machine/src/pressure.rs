@@ -121,7 +121,7 @@ mod tests {
         assert_eq!((told.level(), told.available()), (PressureLevel::Unknown, None));
         let waits = std::thread::spawn({
             let told = told.clone();
-            move || while told.wait(Duration::from_secs(5)) != PressureLevel::Critical {}
+            move || while told.wait(Duration::from_millis(20)) != PressureLevel::Critical {}
         });
         told.tell(PressureLevel::Critical, Some(5));
         waits.join().unwrap();
