@@ -1,8 +1,8 @@
 //! The peak of memory of one case against what was predicted for it, as one line of JSON:
 //! `cargo run --release -p hearth-engine --example memory -- FOLDER TOKENS ROWS [kv8|kv4] [cache] [gpu]`.
 //!
-//! ROWS requests of TOKENS tokens each run at once, prompts that nothing else begins like, the last 16 tokens of them
-//! generated. `cache` keeps what they leave in memory and runs each once more, to be found there. One case for each
+//! ROWS requests of TOKENS tokens each run at once, prompts that nothing else begins like; each goes on until the last
+//! one has generated its 16. `cache` keeps what they leave in memory and runs each once more, to be found there. One case for each
 //! process: peaks are those of the whole process. `cargo xtask bench memory` runs it for many.
 
 use hearth_core::fit::memory::Sizing;
@@ -18,8 +18,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Tokens that are generated.
+/// Tokens that are generated at least.
 const ANSWER: u64 = 16;
+/// Prompt tokens computed at once: few enough that no device takes so long over them that it gets fewer.
+const CHUNK: u64 = 256;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -32,6 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let ram = if asked("cache") { 16 << 30 } else { 0 };
     let engine = Engine::start(EngineOptions {
         max_rows: rows as usize,
+        prefill_chunk: CHUNK as usize,
         cache: CacheOptions { ram, kv_bits, ..CacheOptions::default() },
         ..EngineOptions::default()
     })?;
@@ -59,7 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let process = watch.end();
     let all = prompt + ANSWER;
     let (weights, kv) = (sizing.weights(), sizing.row_bytes(all) * rows);
-    let transient = sizing.transient((prompt * rows).min(hearth_core::fit::CHUNK), all);
+    let transient = sizing.transient((prompt * rows).min(CHUNK), all);
     // A row that is found in the cache computes one token, beside the entry that it copied.
     let found = sizing.transient(rows, all);
     let peak = weights + kv + transient.max(if cached > 0 { cached + found } else { 0 });
@@ -98,11 +101,19 @@ impl Case {
     }
 
     fn together(&self, prompts: &[Vec<u32>]) -> Result<(), Box<dyn Error>> {
-        let start = |ids: &Vec<u32>| self.engine.submit(&self.served, GenerateRequest::greedy(ids, ANSWER as usize));
-        let rows = prompts.iter().map(start).collect::<Result<Vec<_>, _>>()?;
-        for row in rows {
-            wait(row)?;
+        let last = prompts.len().saturating_sub(1);
+        let mut rows = Vec::new();
+        for (number, ids) in prompts.iter().enumerate() {
+            // The others stay until the last one ends: all of them are there at once then.
+            let room = self.served.context - ids.len();
+            let count = if number == last { ANSWER as usize } else { room };
+            rows.push(self.engine.submit(&self.served, GenerateRequest::greedy(ids, count))?);
         }
+        let mut rows: Vec<Generation> = rows.into_iter().collect();
+        let Some(last) = rows.pop() else { return Ok(()) };
+        // Whoever is not read from is paused, and stays.
+        wait(last)?;
+        drop(rows);
         // The last row's caches go to the prompt cache after its last event.
         while !self.engine.stats().rows.is_empty() {
             std::thread::sleep(Duration::from_millis(5));

@@ -24,7 +24,7 @@ pub struct Weights<'a> {
     /// On a CPU: unpack quantized matrices to dense f32.
     unpack: bool,
     /// Room for unpacked matrices, and how many floats of them are still to come.
-    arena: Option<Arena>,
+    arenas: Vec<Arena>,
     unplaced: usize,
     /// Packed words on their way.
     scratch: Vec<u8>,
@@ -55,7 +55,7 @@ impl<'a> Weights<'a> {
             quantization,
             device,
             unpack: false,
-            arena: None,
+            arenas: Vec::new(),
             unplaced: 0,
             scratch: Vec::new(),
             open: None,
@@ -114,11 +114,12 @@ impl<'a> Weights<'a> {
         if floats > Arena::MOST {
             return Ok(None);
         }
-        let mut block = self.arena.as_mut().and_then(|arena| arena.take(floats));
+        // What was too small for the last matrix may do for this one.
+        let mut block = self.arenas.iter_mut().find_map(|arena| arena.take(floats));
         if block.is_none() {
             let mut arena = Arena::new(self.unplaced.clamp(floats, floats.max(ARENA)))?;
             block = arena.take(floats);
-            self.arena = Some(arena);
+            self.arenas.push(arena);
         }
         self.unplaced = self.unplaced.saturating_sub(floats);
         Ok(block)

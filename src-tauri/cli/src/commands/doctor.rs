@@ -2,11 +2,12 @@
 
 use crate::args::DataArgs;
 use crate::client::Client;
-use crate::commands::local;
+use crate::commands::{local, unclean};
 use crate::failure::Failure;
 use crate::output::{self, size};
 use crate::system;
 use hearth_library::home::Home;
+use hearth_library::marker;
 use hearth_library::scan::{ModelEntry, Places, scan};
 use serde::Serialize;
 use serde_json::json;
@@ -61,6 +62,7 @@ pub async fn run(args: &DataArgs, home: &Home) -> Result<(), Failure> {
         checks.push(blas());
     }
     checks.extend([home_folder(home), port().await, models(home), disk(home), memory()]);
+    checks.extend(last_run(home));
     let failed = checks.iter().filter(|c| c.status == Status::Fail).count();
     if args.json {
         output::json(&json!({"ok": failed == 0, "checks": checks}))?;
@@ -147,6 +149,13 @@ async fn port() -> Check {
             "stop it, or start Hearth with another port: hearth serve --port 8081",
         ),
     }
+}
+
+/// Only where something went wrong: a server that was never there has no end.
+fn last_run(home: &Home) -> Option<Check> {
+    let found = marker::unclean(home, unclean::boot().as_deref()).ok().flatten()?;
+    let remedy = "`hearth serve MODEL` loads it again, or another one; until then `hearth serve` alone loads nothing";
+    Some(Check::warn("ending", unclean::what_happened(&found), remedy))
 }
 
 fn models(home: &Home) -> Check {

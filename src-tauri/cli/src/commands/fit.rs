@@ -4,10 +4,13 @@ use crate::args::FitArgs;
 use crate::failure::Failure;
 use crate::output::{self, size};
 use crate::sizes::exact;
+use hearth_core::fit::learned::{Learned, Shown};
+use hearth_core::fit::memory::Sizing;
 use hearth_core::fit::{self, Ask, Fit, LimitedBy, Report};
 use hearth_core::kv_policy::KvPolicy;
 use hearth_library::headers;
-use hearth_library::home::Home;
+use hearth_library::home::{Home, now};
+use hearth_library::learned::{Log, key_of};
 use hearth_library::scan::{Places, locate};
 use hearth_machine::chips;
 
@@ -20,9 +23,17 @@ pub fn run(args: &FitArgs, home: &Home) -> Result<(), Failure> {
     let (model, _) = headers::model(&path)?;
     let kv_bits = args.kv_bits.as_deref().and_then(|bits| bits.parse().ok());
     let kv = KvPolicy::for_model(&path, model.shape.layers, kv_bits)?;
-    let ask = Ask { context: args.context.map(u64::from), budget: args.memory_budget, kv };
+    let here = chips::here();
+    let records = Log::of(home).read()?;
+    if records.skipped > 0 {
+        let lines = output::counted(records.skipped as u64, "line", "lines");
+        eprintln!("warning: {}: {lines} that cannot be read, skipped", home.learned().display());
+    }
+    let key = key_of(&id, &path, here.device, &kv, &hearth_mlx::version())?;
+    let learned = Learned::of(&records.list, &key, Sizing::new(&model, &here, &kv).weights());
+    let ask = Ask { context: args.context.map(u64::from), budget: args.memory_budget, kv, learned };
     let skus = args.skus.then(chips::skus);
-    let report = fit::report(&id, &path, &model, &chips::here(), &ask, skus.as_deref());
+    let report = fit::report(&id, &path, &model, &here, &ask, skus.as_deref());
     if args.json {
         output::json(&report)?;
     } else {
@@ -56,9 +67,20 @@ fn shown(report: &Report, told: bool) -> String {
     text.push_str(output::table(&["", "", ""], &[false, true, true], &rows).trim_start_matches('\n'));
     text.push_str(&format!("\n{}\n", verdict(report, told)));
     text.push_str(&format!("each further token takes {}\n", size(report.kv_bytes_per_token)));
-    match here.decode_tokens_per_s {
-        Some(speed) => text.push_str(&format!("about {} tokens per second, as predicted\n", speed_of(speed))),
-        None => text.push_str("no prediction of its speed: the memory bandwidth of this computer is not known\n"),
+    let measured_at = report.learned.as_ref().and_then(|learned| learned.speed_at);
+    match (here.decode_tokens_per_s, measured_at) {
+        (Some(speed), Some(at)) => text.push_str(&format!(
+            "about {} tokens per second, by what `hearth bench` measured {}\n",
+            speed_of(speed),
+            ago(at)
+        )),
+        (Some(speed), None) => text.push_str(&format!("about {} tokens per second, as predicted\n", speed_of(speed))),
+        (None, _) => text.push_str(
+            "no prediction of its speed: the memory bandwidth of this computer is not known; `hearth bench` measures it\n",
+        ),
+    }
+    if let Some(learned) = &report.learned {
+        text.push_str(&measured(learned, t.prefill_transient));
     }
     for note in &report.notes {
         text.push_str(&format!("note: {note}\n"));
@@ -67,6 +89,34 @@ fn shown(report: &Report, told: bool) -> String {
         text.push_str(&format!("\nMacs, at {} tokens of context:\n{}", report.context, table(skus)));
     }
     text
+}
+
+/// What was measured here before, and what it changed.
+fn measured(learned: &Shown, transient: u64) -> String {
+    let mut text = match (&learned.largest, learned.at) {
+        (Some(run), Some(at)) => format!(
+            "measured: {} at its peak with {} tokens, where {} were predicted ({}, the last {})\n",
+            size(run.measured),
+            run.tokens,
+            size(run.predicted),
+            output::counted(learned.runs as u64, "run", "runs"),
+            ago(at)
+        ),
+        _ => format!("measured: nothing yet with {} to {} tokens\n", learned.bucket / 2 + 1, learned.bucket),
+    };
+    if transient != learned.computed_transient {
+        text.push_str(&format!(
+            "prompt computation is {} by these measurements, {} by arithmetic alone\n",
+            size(transient),
+            size(learned.computed_transient)
+        ));
+    }
+    text
+}
+
+/// How long ago something was.
+fn ago(at: u64) -> String {
+    output::ago(at, now())
 }
 
 fn verdict(report: &Report, told: bool) -> String {
@@ -113,6 +163,7 @@ fn table(skus: &[Fit]) -> String {
 mod tests {
     use super::*;
     use hearth_core::fit::Device;
+    use hearth_core::fit::learned::MemoryRun;
     use hearth_core::fit::memory::Terms;
 
     fn report(total: u64, largest: Option<u64>, limited_by: LimitedBy) -> Report {
@@ -139,6 +190,7 @@ mod tests {
             context: 8192,
             model_context: 131_072,
             kv_bytes_per_token: 131_072,
+            learned: None,
             skus: Some(vec![here.clone()]),
             here,
         }
@@ -167,6 +219,28 @@ mod tests {
         let long = report(12_000_000_000, Some(4000), LimitedBy::Memory);
         says(&long, false, "does not fit: 2.0 GB over the budget; use `--context 4000`, or less");
         says(&long, false, " no    10.0 GB             4000         -\n");
+        let mut measured = fits.clone();
+        measured.here.terms.prefill_transient = 300_000_000;
+        let run = MemoryRun {
+            tokens: 8000,
+            rows: 1,
+            predicted: 9_000_000_000,
+            predicted_transient: 1,
+            measured: 9_100_000_000,
+        };
+        measured.learned = Some(Shown {
+            runs: 3,
+            bucket: 8192,
+            at: Some(now()),
+            largest: Some(run),
+            computed_transient: 200_000_000,
+            speed: None,
+            speed_at: Some(now() - 120),
+        });
+        says(&measured, false, "about 9.4 tokens per second, by what `hearth bench` measured 2 min 0 s ago\n");
+        let line = "measured: 9.1 GB at its peak with 8000 tokens, where 9.0 GB were predicted (3 runs, the last 0 s ago)\n";
+        says(&measured, false, line);
+        says(&measured, false, "prompt computation is 300.0 MB by these measurements, 200.0 MB by arithmetic alone\n");
         let large = report(12_000_000_000, None, LimitedBy::Memory);
         says(&large, true, "larger --memory-budget");
         says(&large, false, "weights in fewer bits");

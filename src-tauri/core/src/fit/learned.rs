@@ -174,6 +174,9 @@ impl Learned {
     /// with it.
     pub fn transient(&self, context: u64, computed: impl Fn(u64) -> u64) -> u64 {
         let scaled = |bytes: u64, factor: f64| (bytes as f64 * factor).ceil() as u64;
+        if self.runs.is_empty() {
+            return computed(context);
+        }
         let own = bucket(context);
         let mut corrected = scaled(computed(context), self.factor(own));
         let mut below = own / 2;

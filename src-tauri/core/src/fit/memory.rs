@@ -188,28 +188,45 @@ impl Sizing {
     /// What computing a chunk of `chunk` prompt tokens (of all rows together) holds at its peak, where the longest of
     /// those rows has `context` tokens after it, with C tokens in the chunk:
     ///
-    /// * the residual stream, its norm and their sum: 3 · C · hidden;
-    /// * the larger of a layer's halves: attention (projections, rotated copies, output and its transposition, and the
-    ///   scores where they exist at all), the MLP (gate and up, their activation and product: 4 · C · width), or the
-    ///   recurrent part (what the convolution sees, three times, and the state before and after);
+    /// * the residual stream, what attention and MLP add to it, and their norms: 6 · C · hidden;
+    /// * a whole layer, because MLX allocates up to some fifty operations ahead of what is computed: attention
+    ///   (projections, rotated copies, scaled queries, outputs of blocks, joined and transposed, and the scores where they
+    ///   exist at all) or the recurrent part (what the convolution sees, three times, and the state before and after), and
+    ///   the MLP (gate and up, and their activation, which becomes the product: 3 · C · width);
     /// * the logits of the last token only: 4 · vocabulary in f32;
     /// * one layer's keys and values once more, for the moment in which their buffer grows;
+    /// * where they are quantized, those of the first chunk as floats;
     /// * on a CPU without room to unpack weights: the largest matrix as f32.
     pub fn transient(&self, chunk: u64, context: u64) -> u64 {
         let (shape, element) = (&self.shape, self.element);
-        let residual = 3 * chunk * shape.hidden * element;
+        let residual = 6 * chunk * shape.hidden * element;
         let attention = shape.states.iter().map(|state| self.attention(state, chunk, context)).max().unwrap_or(0);
-        let mlp = chunk * (4 * shape.mlp_width + shape.expert_floats()) * element;
+        let mlp = chunk * (3 * shape.mlp_width + shape.expert_floats()) * element;
         let growing = shape.states.iter().map(|state| self.state_bytes(state, context)).max().unwrap_or(0);
-        residual + attention.max(mlp) + 4 * 4 * shape.vocab + growing + self.kept.unpacked_at_once
+        let layer = residual + attention + mlp + 4 * 4 * shape.vocab + growing;
+        layer + self.unconverted(chunk, context) + self.kept.unpacked_at_once
+    }
+
+    /// Where keys and values are quantized: those of a prompt's first chunk, which is computed in full precision and
+    /// converted afterwards.
+    fn unconverted(&self, chunk: u64, context: u64) -> u64 {
+        let first = room_for(chunk.min(context));
+        let floats = |state: &State| match state {
+            State::Cached { layout, .. } if self.bits(state).is_some() => layout.bytes(first, self.element),
+            _ => 0,
+        };
+        let all: u64 = self.shape.states.iter().map(floats).fold(0, u64::saturating_add);
+        // By the last chunk they are gone again: what the rest of the row takes is there instead.
+        let rest = self.row_bytes(context).saturating_sub(self.row_bytes(chunk.min(context)));
+        all.saturating_sub(rest)
     }
 
     /// What one layer's attention, or what stands for it, holds.
     fn attention(&self, state: &State, chunk: u64, context: u64) -> u64 {
         let (heads, element) = (self.shape.heads, self.element);
-        // Scores before and after the softmax; on a CPU in f32.
+        // Scores before and after the softmax; on a CPU in f32, and in blocks of queries in place.
         let whole = |keys: u64| 2 * heads * chunk * keys * element;
-        let blocks = |keys: u64| 2 * heads * chunk.min(QUERY_BLOCK) * keys * element;
+        let blocks = |keys: u64| heads * chunk.min(QUERY_BLOCK) * keys * element;
         match *state {
             State::Cached { layout: LayerLayout::Recurrent { conv, state: matrix }, .. } => {
                 3 * chunk * self.shape.recurrent_width * element + 2 * (conv as u64 * element + matrix as u64 * 4)
@@ -241,10 +258,11 @@ impl Sizing {
         }
     }
 
-    /// Queries, keys and values as projected and as rotated, the gate, the output and its transposition.
+    /// Queries, keys and values as projected; queries and keys twice for their rotation; queries scaled; outputs of
+    /// blocks, joined, and transposed; the gate.
     fn projections(&self, kv_heads: usize, head_dim: usize, chunk: u64) -> u64 {
         let (q, kv) = (self.shape.heads * head_dim as u64, (kv_heads * head_dim) as u64);
         let gate = if self.shape.gated { 2 * q } else { 0 };
-        chunk * (2 * (q + 2 * kv) + 2 * q + gate) * self.element
+        chunk * ((q + 2 * kv) + 2 * (q + kv) + 4 * q + gate) * self.element
     }
 }

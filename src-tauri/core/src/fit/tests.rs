@@ -166,8 +166,8 @@ fn fused_attention_needs_no_scores_and_the_rest_is_charged_for_them() {
     // Before and after the softmax: 4 heads · 2048 queries · 32 768 keys · 2 bytes.
     let scores = 2 * 4 * 2048 * 32_768 * 2;
     assert!(transient(96, Device::Gpu) > scores && transient(128, Device::Gpu) < scores / 4);
-    // In blocks of 128 queries, in f32.
-    assert!(transient(96, Device::Cpu) > scores / 8 && transient(96, Device::Cpu) < scores / 4);
+    // In blocks of 128 queries, in f32, in place.
+    assert!(transient(96, Device::Cpu) > scores / 16 && transient(96, Device::Cpu) < scores / 4);
 }
 
 #[test]

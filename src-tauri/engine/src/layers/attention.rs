@@ -9,7 +9,7 @@ use crate::layers::rotary::Rotary;
 use crate::step::Step;
 use crate::weights::Weights;
 use hearth_core::config::{LayerConfig, ModelConfig};
-use hearth_mlx::{Device, Mask, Tensor, causal_probabilities, concatenate};
+use hearth_mlx::{Device, Mask, Tensor, causal_probabilities, concatenate, eval};
 
 /// What a family calls attention's own weights beside `q_proj`, `k_proj` and `v_proj`.
 #[derive(Debug, Clone, Copy)]
@@ -202,6 +202,8 @@ impl Attention {
             let (group, block) = (self.heads / kv, to - from);
             let rows = queries.slice(2, from, to)?.reshape(&[1, kv, group * block, self.head_dim])?;
             let seen = causal_probabilities(&rows, &keys, block as usize)?.matmul(&values)?;
+            // Now, so that the scores of one block go before those of the next come.
+            eval([&seen])?;
             outputs.push(seen.reshape(&[1, self.heads, block, self.head_dim])?);
         }
         match &outputs[..] {
