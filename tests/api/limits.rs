@@ -1,12 +1,18 @@
 //! Limits over HTTP, the end of single requests, and how refusals for want of memory look.
 
-use crate::http::{CHAT, answer, client, get, message, post, stream};
+use crate::http::{answer, client, get, post, stream_text};
 use crate::support::{Server, eventually, start, start_with};
 use hearth_core::EngineError;
 use hearth_core::stats::{CacheFlush, CacheStats, RamCacheStats};
 use hearth_server::ServerConfig;
 use hearth_server::testing::{PER_TOKEN, ScriptedBackend, Step, TAKEN};
 use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn message(role: &str, content: &str) -> Value {
+    json!({"role": role, "content": content})
+}
 
 async fn with_admin(backend: ScriptedBackend) -> Server {
     start_with(backend, ServerConfig { admin_token: Some("admin".into()), ..ServerConfig::default() }).await
@@ -112,7 +118,9 @@ async fn no_memory_now_is_not_a_long_prompt() {
     let late = start(ScriptedBackend::new(move |_| vec![Step::Fail(now.clone())])).await;
     let mut streamed = body.clone();
     streamed["stream"] = true.into();
-    let events = stream(&late.url, CHAT, &streamed).await;
-    assert_eq!(events.last().unwrap()["error"]["code"], "insufficient_memory", "{events:?}");
+    let text = stream_text(&late.url, CHAT, &streamed).await;
+    let last = text.trim_end().rsplit("\n\n").next().and_then(|event| event.strip_prefix("data: ")).unwrap();
+    let error: Value = serde_json::from_str(last).unwrap();
+    assert_eq!(error["error"]["code"], "insufficient_memory", "{text}");
     assert_eq!(get(&s.url, "/health").await.0, 200);
 }
