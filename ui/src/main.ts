@@ -13,10 +13,15 @@ declare global {
 window.hearthEvents = () => store.events;
 store.connect();
 
-if (location.pathname === "/popover") {
-  await import("./popover");
-  document.body.append(document.createElement("hearth-popover"));
-} else {
-  await import("./app");
-  document.body.append(document.createElement("hearth-app"));
+/** Not awaited at the top level: in WebKit that import then never ends, as both modules wait for the store's. */
+async function show() {
+  if (location.pathname === "/popover") {
+    await import("./popover");
+    document.body.append(document.createElement("hearth-popover"));
+  } else {
+    await import("./app");
+    document.body.append(document.createElement("hearth-app"));
+  }
 }
+
+void show();
