@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use crate::LibraryError;
 use crate::capabilities::Capability;
 use crate::download::needed;
-use crate::hub::{Hub, Repo, Revision};
+use crate::hub::{Hub, HubError, Repo, Revision};
 use crate::shelf::{ModelFit, short_fit};
+use crate::summary::Summary;
 
 /// The file, as it was when this program was built.
 const BUILT_IN: &str = include_str!("../data/catalogue.json");
@@ -128,6 +129,41 @@ pub async fn preview(hub: &Hub, repo: &Repo, revision: &Revision, machine: &Mach
     };
     let commit = info.commit.clone();
     Ok(Preview { repo: info.repo.to_string(), commit, gated: info.gated, files: files.len(), bytes, fit, note })
+}
+
+/// The list with what the hub says of each model on `date` (such as `2026-11-29`): bytes, commit, family and context. Models that the hub
+/// does not give any more are left out; the second list says which, and why.
+///
+/// # Errors
+/// When the hub cannot be reached at all.
+pub async fn refreshed(hub: &Hub, list: &Catalogue, date: &str) -> Result<(Catalogue, Vec<String>), LibraryError> {
+    let (mut models, mut gone) = (Vec::new(), Vec::new());
+    for model in &list.models {
+        match looked_up(hub, model, date).await {
+            Ok(model) => models.push(model),
+            Err(e @ LibraryError::Hub(HubError::Unreachable { .. } | HubError::Offline)) => return Err(e),
+            Err(e) => gone.push(format!("{}: {e}", model.repo)),
+        }
+    }
+    Ok((Catalogue { version: list.version, date: date.to_owned(), models }, gone))
+}
+
+async fn looked_up(hub: &Hub, model: &CatalogueModel, date: &str) -> Result<CatalogueModel, LibraryError> {
+    const MOST: u64 = 8 << 20;
+    let info = hub.info(&Repo::parse(&model.repo)?, &Revision::main()).await?;
+    let files = needed(&info.repo, &info.files)?;
+    let config = hub.bytes(&info.repo, &info.commit, "config.json", 0, MOST).await?;
+    let path = std::path::PathBuf::from(format!("{}/config.json", info.repo));
+    let config = Summary::of(&crate::json::parse(&path, &config, "a JSON object")?);
+    Ok(CatalogueModel {
+        repo: info.repo.to_string(),
+        bytes: files.iter().map(|f| f.size).sum(),
+        commit: Some(info.commit.clone()),
+        family: config.model_type.unwrap_or_else(|| model.family.clone()),
+        context: config.context.or(model.context),
+        source: format!("the hub's listing of this commit, {date}"),
+        ..model.clone()
+    })
 }
 
 #[cfg(test)]

@@ -433,3 +433,41 @@ fn an_interrupted_record_is_shown_as_paused() {
     );
     assert!(world.snapshot().exists());
 }
+
+#[test]
+fn the_hub_is_asked_for_sizes_before_anything_is_downloaded() {
+    use hearth_core::fit::{Device, Machine};
+    use hearth_library::catalogue::{Catalogue, preview, refreshed};
+    use hearth_library::hub::{Hub as Client, Repo, Revision};
+    let world = World::new(2_000_000);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let client = Client::new(HubOptions { endpoint: world.hub.url(), ..HubOptions::default() }).unwrap();
+    let machine = Machine {
+        chip: None,
+        device: Device::Gpu,
+        ram: 8 << 30,
+        available: None,
+        working_set: None,
+        bandwidth: None,
+        efficiency: 0.8,
+    };
+    let repo = Repo::parse(REPO).unwrap();
+    let found = runtime.block_on(preview(&client, &repo, &Revision::main(), &machine)).unwrap();
+    let expected: usize = world.files.iter().filter(|(n, _)| *n != "README.md").map(|(_, b)| b.len()).sum();
+    assert_eq!((found.bytes, found.files, &found.commit), (Some(expected as u64), 4, &world.commit));
+    assert!(world.hub.served() < 600_000, "{} bytes for headers", world.hub.served());
+    assert!(found.fit.is_some() || found.note.is_some());
+    let found = runtime.block_on(client.search("TIN", 5)).unwrap();
+    assert_eq!((found.len(), found[0].repo.as_str(), found[0].gated), (1, REPO, false));
+    // The list is made anew of what the hub says; what is gone is said.
+    let mut list = Catalogue::built_in().unwrap();
+    list.models.truncate(2);
+    list.models[0].repo = REPO.to_owned();
+    let (list, gone) = runtime.block_on(refreshed(&client, &list, "2027-01-31")).unwrap();
+    assert_eq!((list.models.len(), gone.len()), (1, 1));
+    let model = &list.models[0];
+    assert_eq!(
+        (model.bytes, model.commit.as_ref(), model.context),
+        (Some(expected as u64), Some(&world.commit), Some(2048))
+    );
+}

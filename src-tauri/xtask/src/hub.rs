@@ -18,6 +18,22 @@ pub fn run(ws: &Workspace, args: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// Asks the hub about every model of the built-in catalogue, and writes its file anew.
+///
+/// # Errors
+/// When the hub cannot be reached, or the file not be written.
+pub fn refresh_catalogue(ws: &Workspace) -> Result<()> {
+    let date = sh::read(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
+    let mut cargo = ws.cargo();
+    cargo.args(["run", "--quiet", "-p", "hearth-library", "--example", "refresh_catalogue", "--", &date]);
+    let out = cargo.stderr(Stdio::inherit()).output().context("cargo could not be started")?;
+    anyhow::ensure!(out.status.success(), "the catalogue is left as it is");
+    let path = ws.root.join("src-tauri/library/data/catalogue.json");
+    std::fs::write(&path, out.stdout).with_context(|| format!("cannot write {}", path.display()))?;
+    eprintln!("wrote {}", path.display());
+    Ok(())
+}
+
 /// A running hub.
 pub struct TestHub {
     child: Child,
