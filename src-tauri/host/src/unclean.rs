@@ -39,7 +39,7 @@ pub fn what_happened(unclean: &Unclean) -> String {
         Cause::Killed => format!("the last server (process {}) was killed or crashed {doing}", last.pid),
         Cause::Reboot => format!("the computer went down or was started anew while a server ran {doing}"),
     };
-    let ago = words::duration(now().saturating_sub(last.at) as f64);
+    let ago = words::ago(last.at, now());
     let had = match (last.used, last.budget) {
         (Some(used), Some(budget)) if !last.loading => {
             format!("{} of its budget of {} in use", size(used), size(budget))
@@ -51,7 +51,7 @@ pub fn what_happened(unclean: &Unclean) -> String {
         0 => String::new(),
         n => format!(" and {} running", words::counted(n as u64, "request", "requests")),
     };
-    format!("{how}; it had {had}{rows} when it last said so, {ago} ago")
+    format!("{how}; it had {had}{rows} when it last said so, {ago}")
 }
 
 /// A name as a shell takes it.

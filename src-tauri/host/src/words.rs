@@ -20,6 +20,14 @@ pub fn counted(n: u64, one: &str, many: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { many })
 }
 
+/// How long ago a moment was, both in seconds since 1970: `7 s ago`, `3 min 20 s ago`.
+pub fn ago(at: u64, now: u64) -> String {
+    match now.saturating_sub(at) {
+        seconds @ 0..60 => format!("{seconds} s ago"),
+        seconds => format!("{} ago", duration(seconds as f64)),
+    }
+}
+
 /// Seconds for people: `0.42 s`, `12.3 s`, `3 min 20 s`, `5 h 2 min`.
 pub fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
@@ -34,6 +42,11 @@ pub fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn moments_ago_are_whole_seconds() {
+        assert_eq!([ago(100, 107), ago(100, 300), ago(300, 100)], ["7 s ago", "3 min 20 s ago", "0 s ago"]);
+    }
 
     #[test]
     fn sizes_and_times_for_people() {

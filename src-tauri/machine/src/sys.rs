@@ -53,3 +53,15 @@ pub fn memory() -> Memory {
         process_peak: peak(),
     }
 }
+
+/// The kernel's own name for this start.
+#[cfg(target_os = "linux")]
+pub fn boot_id() -> Option<String> {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()
+}
+
+/// The kernel's own name for this start.
+#[cfg(target_os = "macos")]
+pub fn boot_id() -> Option<String> {
+    macos::text(c"kern.bootsessionuuid")
+}
