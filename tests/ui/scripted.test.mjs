@@ -125,7 +125,7 @@ test("sliders tell what they would do, refuse what does not fit, and apply the r
   const told = page.locator("[data-test=consequence]");
   await budget.focus();
   await page.keyboard.press("Home");
-  await told.getByText(/would not fit: \d+\.\d GB short/).waitFor();
+  await told.getByText(/would not fit: \d+\.\d\sGB short/).waitFor();
   assert.equal(await page.getByRole("button", { name: "Apply" }).isDisabled(), true);
   await picture(page, "overview-refused");
   await page.getByRole("button", { name: "Reset" }).click();

@@ -212,7 +212,7 @@ fn script(request: &GenerateRequest) -> Vec<Step> {
     let bytes: Vec<u8> = request.prompt.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
     let prompt = String::from_utf8_lossy(&bytes).into_owned();
     let asked = prompt.rsplit("user\n").next().unwrap_or_default().trim_end_matches("assistant\n").trim().to_owned();
-    let cached = request.prompt.len().saturating_sub(60);
+    let cached = request.prompt.len() / 2;
     let mut steps = vec![Step::Admit(cached), Step::Prefill(request.prompt.len())];
     match () {
         () if asked.contains("long") => {

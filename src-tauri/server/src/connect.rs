@@ -215,8 +215,8 @@ fn request(state: &AppState, method: Method, path: &str) -> axum::http::request:
 
 /// Whether there is such a route: one that exists refuses an odd method, one that does not is not found.
 async fn is_served(state: &AppState, path: &str) -> bool {
-    let Ok(request) = request(state, Method::PATCH, path).body(Body::empty()) else { return false };
-    match crate::routes::router(state.clone()).oneshot(request).await {
+    let Ok(request) = Request::patch(path).body(Body::empty()) else { return false };
+    match crate::routes::routes().with_state(state.clone()).oneshot(request).await {
         Ok(response) => response.status() == StatusCode::METHOD_NOT_ALLOWED,
         Err(never) => match never {},
     }

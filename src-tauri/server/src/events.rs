@@ -91,9 +91,21 @@ struct Entry {
 struct Ring {
     entries: VecDeque<Entry>,
     last: u64,
+    /// The last event with figures: it says all that those before it said.
+    figures: u64,
     downloads: BTreeMap<String, Value>,
     history: VecDeque<MemorySample>,
     machine: MachineMemory,
+}
+
+impl Ring {
+    /// Empties an event that a later one says all of; its number stays.
+    fn forget(&mut self, id: u64) {
+        let at = self.entries.front().and_then(|first| id.checked_sub(first.id));
+        if let Some(entry) = at.and_then(|at| self.entries.get_mut(at as usize)) {
+            entry.frame = Bytes::new();
+        }
+    }
 }
 
 /// The ring, and who listens.
@@ -110,6 +122,7 @@ impl Default for Hub {
         let ring = Ring {
             entries: VecDeque::new(),
             last: first,
+            figures: first,
             downloads: BTreeMap::new(),
             history: VecDeque::new(),
             machine: MachineMemory::default(),
@@ -148,6 +161,10 @@ impl Hub {
         if ring.entries.len() == RING {
             ring.entries.pop_front();
         }
+        if name == "stats" {
+            ring.forget(ring.figures);
+            ring.figures = ring.last;
+        }
         ring.entries.push_back(Entry { id: ring.last, frame });
         // Under the ring's lock, so that the numbers that listeners see never go back.
         self.latest.send_replace(ring.last);
@@ -157,7 +174,7 @@ impl Hub {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What came after this event, some at once, with the number of the last of them; `None` when the ring does not
+    /// What came after this event, some at once, with the number up to which that is all; `None` when the ring does not
     /// reach back that far, or the number is not from this run.
     fn after(&self, id: u64) -> Option<(u64, Bytes)> {
         let ring = self.ring();
@@ -165,11 +182,14 @@ impl Hub {
         if id > ring.last || id + 1 < first {
             return None;
         }
-        let mut out = BytesMut::new();
-        let mut last = id;
-        for entry in ring.entries.iter().skip((id + 1 - first) as usize).take(AT_ONCE) {
-            out.extend_from_slice(&entry.frame);
+        let (mut out, mut last, mut count) = (BytesMut::new(), id, 0);
+        for entry in ring.entries.iter().skip((id + 1 - first) as usize) {
             last = entry.id;
+            count += usize::from(!entry.frame.is_empty());
+            out.extend_from_slice(&entry.frame);
+            if count == AT_ONCE {
+                break;
+            }
         }
         Some((last, out.freeze()))
     }
@@ -240,17 +260,16 @@ async fn next(p: &mut Position) -> Option<Bytes> {
                 p.begun = true;
                 return Some(frame);
             }
-            Some((last, piece)) if !piece.is_empty() => {
+            Some((last, piece)) => {
                 p.last = Some(last);
-                p.begun = true;
-                return Some(piece);
+                let begun = std::mem::replace(&mut p.begun, true);
+                match piece.is_empty() {
+                    false => return Some(piece),
+                    // Nothing was missed: headers and a first byte have to go out all the same.
+                    true if !begun => return Some(Bytes::from_static(b": nothing missed\n\n")),
+                    true => {}
+                }
             }
-            // Nothing was missed: headers and a first byte have to go out all the same.
-            Some(_) if !p.begun => {
-                p.begun = true;
-                return Some(Bytes::from_static(b": nothing missed\n\n"));
-            }
-            Some(_) => {}
         }
         tokio::select! {
             () = state.stopped() => return None,
@@ -453,6 +472,21 @@ mod tests {
         let (last, piece) = hub.after(start + 3).unwrap();
         assert_eq!(last, start + 3 + AT_ONCE as u64);
         assert_eq!(String::from_utf8_lossy(&piece).matches("event: log").count(), AT_ONCE);
+    }
+
+    #[test]
+    fn old_figures_are_not_replayed() {
+        let hub = Hub::default();
+        let start = *hub.latest.borrow();
+        for n in 0..100 {
+            hub.publish("stats", &json!({"n": n}));
+        }
+        let (last, piece) = hub.after(start).unwrap();
+        assert_eq!(
+            (last, text(Some((last, piece)))),
+            (start + 100, format!("id: {}\nevent: stats\ndata: {{\"n\":99}}\n\n", start + 100))
+        );
+        assert_eq!(text(hub.after(start + 100)), "");
     }
 
     #[test]

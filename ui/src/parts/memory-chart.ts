@@ -103,7 +103,7 @@ export class MemoryChart extends Part {
         y: { range: () => [0, this.top()] },
       },
       axes: [
-        { ...axis, values: (_, ticks) => ticks.map((t) => new Date(t * 1000).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" })), space: 90, size: 34, gap: 10 },
+        { ...axis, values: (_, ticks) => ticks.map((t) => (ticks.length > 1 && ticks[1]! - ticks[0]! < 60 ? clock(t * 1000) : clock(t * 1000).replace(/:\d\d(?!.*:\d\d)/, ""))), space: 90, size: 34, gap: 10 },
         { ...axis, values: (_, ticks) => ticks.map((t) => (t === 0 ? "0" : bytes(t))), size: 62, space: 36 },
       ],
       series: [
