@@ -1,6 +1,9 @@
 // The page: the dashboard at `/`, the menu bar's popover at `/popover`.
 
 import "./style.css";
+// Not imported when they are needed: WebKit does not always end such an import, and the app's window stays empty.
+import "./app";
+import "./popover";
 import { store } from "./lib/store";
 
 declare global {
@@ -13,15 +16,4 @@ declare global {
 window.hearthEvents = () => store.events;
 store.connect();
 
-/** Not awaited at the top level: in WebKit that import then never ends, as both modules wait for the store's. */
-async function show() {
-  if (location.pathname === "/popover") {
-    await import("./popover");
-    document.body.append(document.createElement("hearth-popover"));
-  } else {
-    await import("./app");
-    document.body.append(document.createElement("hearth-app"));
-  }
-}
-
-void show();
+document.body.append(document.createElement(location.pathname === "/popover" ? "hearth-popover" : "hearth-app"));
