@@ -264,7 +264,7 @@ pub async fn content_types(base: &str) {
 
 /// Unknown routes and wrong methods have the envelope too.
 pub async fn routes_and_methods(base: &str) {
-    for path in ["/", "/v1", "/v1/chat", "/v1/chat/completions/x", "/nowhere", "/v1/%ff"] {
+    for path in ["/index", "/v1", "/v1/chat", "/v1/chat/completions/x", "/nowhere", "/v1/%ff"] {
         let (status, answer) = get(base, path).await;
         assert_eq!(status, 404, "{path}");
         envelope(&answer);
