@@ -155,7 +155,6 @@ impl Backend for Pretended {
                 ..MemoryStats::default()
             },
             cache: CacheStats { ram, ssd },
-            ..Stats::default()
         }
     }
 

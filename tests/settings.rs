@@ -1,0 +1,89 @@
+//! Settings and the way into the dashboard, through the real binary.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+#[path = "support.rs"]
+mod support;
+
+use serde_json::{Value, json};
+use std::fs;
+use support::{Place, Server, golden, http};
+
+/// The admin key of a server.
+fn token(server: &Server) -> String {
+    let record = fs::read(server.place.home().join("server.json")).unwrap();
+    serde_json::from_slice::<Value>(&record).unwrap()["token"].as_str().unwrap().to_owned()
+}
+
+fn start(place: Place, args: &[&str]) -> Server {
+    let mut cmd = place.hearth(&["serve", "--port", "0"]);
+    cmd.arg(golden("llama-q4")).args(args);
+    let server = Server::spawn(place, cmd);
+    assert!(server.line().starts_with("ready: "));
+    server
+}
+
+#[test]
+fn settings_hold_where_no_flag_and_no_variable_says_otherwise() {
+    let place = Place::new();
+    let file = place.home().join("settings.toml");
+    fs::write(&file, "# mine\nmax_rows = 3 # few\ncontext = 64\ncache_ram = \"1MB\"\nmodel_folders = []\n").unwrap();
+    let server = start(place, &["--context", "32"]);
+    let stats = server.get("/stats").1;
+    assert_eq!((&stats["max_rows"], &stats["model"]["context"]), (&json!(3), &json!(32)));
+    assert_eq!(stats["cache"]["ram"]["cap"], 1_000_000);
+
+    let url = format!("{}/api/hearth/settings", server.url);
+    let put = |body: Value| http().put(&url).bearer_auth(token(&server)).json(&body).send().unwrap();
+    let all: Value = http().get(&url).bearer_auth(token(&server)).send().unwrap().json().unwrap();
+    let from = |all: &Value, name: &str| all["settings"][name]["from"].as_str().unwrap().to_owned();
+    assert_eq!([from(&all, "max_rows"), from(&all, "context"), from(&all, "lan")], ["settings", "flag", "default"]);
+    let all: Value = put(json!({"max_rows": 2, "context": 48})).json().unwrap();
+    assert_eq!([from(&all, "max_rows"), from(&all, "context")], ["settings", "api"]);
+    assert_eq!(server.get("/stats").1["max_rows"], 2);
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.starts_with("# mine\nmax_rows = 2 # few\ncontext = 48\n"), "{text}");
+    let refused = put(json!({"max_rows": 0}));
+    assert_eq!(refused.status(), 400);
+    assert_eq!(fs::read_to_string(&file).unwrap(), text);
+}
+
+#[test]
+fn a_key_that_the_settings_ask_for_is_asked_for() {
+    let place = Place::new();
+    fs::write(place.home().join("settings.toml"), "api_key_required = true\napi_key = \"sk-hearth-0123456789\"\n")
+        .unwrap();
+    let server = start(place, &[]);
+    assert_eq!(server.get("/v1/models").0, 401);
+    let with = http().get(format!("{}/v1/models", server.url)).bearer_auth("sk-hearth-0123456789").send().unwrap();
+    assert_eq!(with.status(), 200);
+    assert_eq!(http().get(&server.url).send().unwrap().status(), 200, "the page itself says how to get in");
+}
+
+#[test]
+fn a_settings_file_that_cannot_be_used_is_named() {
+    let place = Place::new();
+    fs::write(place.home().join("settings.toml"), "max_rows = \"many\"\n").unwrap();
+    let ran = place.run(&["serve", "--port", "0"]);
+    assert_eq!(ran.code, 3, "{ran:?}");
+    assert!(ran.err.contains("max_rows must be a whole number from 1 to 256"), "{ran:?}");
+}
+
+#[test]
+fn the_dashboard_command_gives_a_link_that_works_once() {
+    let server = start(Place::new(), &[]);
+    let ran = server.place.run(&["dashboard", "--json"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let link = serde_json::from_str::<Value>(&ran.out).unwrap()["url"].as_str().unwrap().to_owned();
+    assert!(link.starts_with(&format!("{}/?ticket=", server.url)), "{link}");
+    let client = reqwest::blocking::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none());
+    let client = client.build().unwrap();
+    let enter =
+        || client.get(&link).send().unwrap().headers().get("set-cookie").map(|c| c.to_str().unwrap().to_owned());
+    let cookie = enter().unwrap();
+    assert_eq!(enter(), None);
+    let events = client.get(format!("{}/api/hearth/requests", server.url));
+    let reply = events.header("cookie", cookie.split(';').next().unwrap()).send().unwrap();
+    assert_eq!(reply.status(), 200);
+    // Without a server there is no dashboard.
+    assert_eq!(Place::new().run(&["dashboard"]).code, 4);
+}
