@@ -1,9 +1,6 @@
 // The page: the dashboard at `/`, the menu bar's popover at `/popover`.
 
 import "./style.css";
-// Not imported when they are needed: WebKit does not always end such an import, and the app's window stays empty.
-import "./app";
-import "./popover";
 import { store } from "./lib/store";
 
 declare global {
@@ -16,4 +13,10 @@ declare global {
 window.hearthEvents = () => store.events;
 store.connect();
 
-document.body.append(document.createElement(location.pathname === "/popover" ? "hearth-popover" : "hearth-app"));
+if (location.pathname === "/popover") {
+  await import("./popover");
+  document.body.append(document.createElement("hearth-popover"));
+} else {
+  await import("./app");
+  document.body.append(document.createElement("hearth-app"));
+}
