@@ -15,7 +15,8 @@ export class ApiError extends Error {
 /** What went wrong, as a sentence. */
 export function sentence(error: unknown): string {
   const text = error instanceof Error ? error.message : String(error);
-  const first = text.charAt(0).toUpperCase() + text.slice(1);
+  // A setting's or field's own name stays as it is.
+  const first = /^\w*_/.test(text) ? text : text.charAt(0).toUpperCase() + text.slice(1);
   return /[.!?]$/.test(first) ? first : `${first}.`;
 }
 
