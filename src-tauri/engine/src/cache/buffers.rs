@@ -71,6 +71,9 @@ impl<const N: usize> Buffers<N> {
         };
         let mut base = base.into_iter();
         self.arrays = Some(each(|i| match base.next() {
+            // MLX takes an update of the whole for the result itself: a view that would keep the projections of all tokens
+            // in memory for as long as the cache lives.
+            Some(buffer) if buffer.dim(2) == new[i].dim(2) => Ok(new[i].contiguous()?),
             Some(buffer) => Ok(buffer.with_slice(&new[i], 2, at)?),
             None => Err(Error::WrongCache { layer: "attention" }),
         })?);
@@ -98,4 +101,24 @@ fn grown(old: Option<&Tensor>, like: &Tensor, used: i32, room: i32) -> Result<Te
         }
         _ => Tensor::zeros(&shape(room), dtype)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hearth_mlx::{Dtype, eval};
+
+    #[test]
+    fn tokens_that_fill_the_buffer_are_copied_out_of_what_they_were_computed_in() {
+        // 64 tokens are just the room of the first buffer; the keys lie between queries and values.
+        let all = Tensor::arange(0, 64 * 6 * 8, Dtype::F32).unwrap().reshape(&[64, 6, 8]).unwrap();
+        let keys = all.slice(1, 2, 4).unwrap().transpose(&[1, 0, 2]).unwrap().expand_dims(0).unwrap();
+        let mut buffers = Buffers::<1>::default();
+        buffers.write(&[keys.share()], 0, 0, i32::MAX).unwrap();
+        let [held] = &buffers.arrays().collect::<Vec<_>>()[..] else { panic!("one array") };
+        eval([*held, &keys]).unwrap();
+        assert!(keys.to_bytes().is_err(), "a view");
+        assert!(held.to_bytes().is_ok(), "a buffer of its own");
+        assert_eq!(held.to_vec_f32().unwrap(), keys.to_vec_f32().unwrap());
+    }
 }
