@@ -99,8 +99,10 @@ fn end(job: &Download, args: &PullArgs) -> Result<(), Failure> {
                 _ => Ok(()),
             }
         }
-        DownloadState::Paused if job.message.is_none() => {
-            Err(Failure::no(format!("paused at {} %; `hearth pull {}` goes on from there", job.percent(), args.model)))
+        DownloadState::Paused => {
+            let why = job.message.as_ref().map(|m| format!("{m}\n")).unwrap_or_default();
+            let (percent, name) = (job.percent(), &args.model);
+            Err(Failure::no(format!("{why}paused at {percent} %; `hearth pull {name}` goes on from there")))
         }
         DownloadState::Cancelled => Err(Failure::no("the download was cancelled, and what it had fetched is removed")),
         _ if job.bytes > 0 => Err(Failure::no(format!(

@@ -100,6 +100,10 @@ impl Job {
     /// Runs it to its end; the record then says what is there.
     pub async fn run(&mut self) -> Result<(), Fault> {
         let result = self.work().await;
+        // Seen in the first request or in any later one.
+        if let Some(note) = self.hub.token_note() {
+            self.live.remark(note);
+        }
         let verified = self.live.verified();
         for file in &mut self.record.files {
             file.verified |= verified.contains(&file.path);
@@ -163,7 +167,6 @@ impl Job {
         for file in plan::needed(&info.repo, &info.files)? {
             files.push(self.described(&context, &info.repo, &info.commit, file).await?);
         }
-        self.live.with(|live| live.remarks.extend(self.hub.token_note()));
         // What an earlier run of this job verified is not read again.
         for file in &mut files {
             let known = self.record.files.iter().find(|f| f.checksum == file.checksum && f.size == file.size);

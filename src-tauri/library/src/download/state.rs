@@ -148,14 +148,15 @@ impl Record {
             .iter()
             .map(|f| {
                 let blob = folder.as_ref().map(|folder| folder.blob(f.checksum.hex()));
-                let whole =
-                    f.verified && (self.state == DownloadState::Done || blob.as_ref().is_some_and(|b| b.exists()));
+                let there = |b: &PathBuf| fs::metadata(b).is_ok_and(|m| m.len() == f.size);
+                // A file that came last before a kill is there, and not noted as verified: it is read once more.
+                let whole = blob.as_ref().is_some_and(there) || (f.verified && self.state == DownloadState::Done);
                 let bytes = match (whole, &blob) {
                     (true, _) => f.size,
                     (false, Some(blob)) => bytes_there(blob, f.size),
                     (false, None) => 0,
                 };
-                let state = if whole { FileState::Done } else { FileState::Waiting };
+                let state = if whole && f.verified { FileState::Done } else { FileState::Waiting };
                 DownloadFile { name: f.path.clone(), bytes, total: f.size, state }
             })
             .collect();
