@@ -1,7 +1,7 @@
 //! The app under test: the real binary with a state folder of its own.
 
 use crate::desk::{Desk, Ended, eventually};
-use reqwest::blocking::Response;
+use crate::http::{Answer, Http};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub struct App<'a> {
     child: Option<Ended>,
     /// Its process id, where another program started it.
     adopted: Option<u32>,
-    client: reqwest::blocking::Client,
+    client: Http,
 }
 
 impl<'a> App<'a> {
@@ -28,7 +28,7 @@ impl<'a> App<'a> {
         for name in ["home/models", "user", "config", "hub"] {
             fs::create_dir_all(place.path().join(name)).unwrap();
         }
-        let client = reqwest::blocking::Client::builder().no_proxy().timeout(Duration::from_secs(100)).build().unwrap();
+        let client = Http::new();
         App { desk, place, child: None, adopted: None, client }
     }
 
@@ -108,21 +108,22 @@ impl<'a> App<'a> {
         let mut address = None;
         eventually("the server", || {
             address = self.record().map(|record| format!("http://127.0.0.1:{}", record["port"]));
-            address.as_ref().is_some_and(|a| self.client.get(format!("{a}/health")).send().is_ok())
+            address.as_ref().is_some_and(|a| self.client.answers(&format!("{a}/health")))
         });
         address.unwrap()
     }
 
     /// The answer to a GET.
     pub fn get(&self, path: &str) -> Value {
-        self.client.get(format!("{}{path}", self.address())).send().unwrap().json().unwrap()
+        self.client.get(&format!("{}{path}", self.address()))
     }
 
     /// Begins an answer that nobody reads: with all its log-probabilities it is more than the connection holds, so that it
     /// runs until somebody ends it.
-    pub fn unread_answer(&self) -> Response {
-        let body = json!({"prompt": "Once", "max_tokens": 4000, "stream": true, "logprobs": 20, "logit_bias": self.never_ends()});
-        self.client.post(format!("{}/v1/completions", self.address())).json(&body).send().unwrap()
+    pub fn unread_answer(&self) -> Answer {
+        let bias = self.never_ends();
+        let body = json!({"prompt": "Once", "max_tokens": 4000, "stream": true, "logprobs": 20, "logit_bias": bias});
+        self.client.begin(&format!("{}/v1/completions", self.address()), &body)
     }
 
     /// The end-of-sequence ids of all models, forbidden.

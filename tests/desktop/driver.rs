@@ -2,13 +2,13 @@
 
 use crate::app::App;
 use crate::desk::{Desk, Ended, eventually};
+use crate::http::Http;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 /// A driver without a session.
 pub struct Driver {
@@ -20,7 +20,7 @@ pub struct Driver {
 /// A page under control.
 pub struct Session {
     url: String,
-    client: reqwest::blocking::Client,
+    client: Http,
 }
 
 impl Driver {
@@ -40,12 +40,12 @@ impl Driver {
 
     /// Starts the app. The session begins when it opens its first window.
     pub fn begin(&self) -> JoinHandle<Session> {
-        let client = reqwest::blocking::Client::builder().no_proxy().timeout(Duration::from_secs(120)).build().unwrap();
         let options = json!({"binary": self.program, "args": []});
         let body = json!({"capabilities": {"alwaysMatch": {"webkitgtk:browserOptions": options}}});
         let base = self.base.clone();
         std::thread::spawn(move || {
-            let answer: Value = client.post(format!("{base}/session")).json(&body).send().unwrap().json().unwrap();
+            let client = Http::new();
+            let answer = client.post(&format!("{base}/session"), &body);
             let id = answer["value"]["sessionId"].as_str().unwrap_or_else(|| panic!("{answer}"));
             Session { url: format!("{base}/session/{id}"), client }
         })
@@ -54,13 +54,11 @@ impl Driver {
 
 impl Session {
     fn post(&self, path: &str, body: &Value) -> Value {
-        let answer: Value = self.client.post(format!("{}{path}", self.url)).json(body).send().unwrap().json().unwrap();
-        answer["value"].clone()
+        self.client.post(&format!("{}{path}", self.url), body)["value"].clone()
     }
 
     fn get(&self, path: &str) -> Value {
-        let answer: Value = self.client.get(format!("{}{path}", self.url)).send().unwrap().json().unwrap();
-        answer["value"].clone()
+        self.client.get(&format!("{}{path}", self.url))["value"].clone()
     }
 
     /// The page's address.

@@ -6,6 +6,7 @@
 mod app;
 mod desk;
 mod driver;
+mod http;
 mod panel;
 
 use app::App;

@@ -1,6 +1,7 @@
 //! Why a command did not do what it was asked: a sentence for the user and the exit code that goes with it.
 
 use hearth_core::{CoreError, EngineError};
+use hearth_host::HostError;
 use hearth_library::LibraryError;
 use std::fmt;
 use std::process::ExitCode;
@@ -85,6 +86,17 @@ impl From<EngineError> for Failure {
             _ => Code::No,
         };
         Failure { code, message: e.to_string() }
+    }
+}
+
+impl From<HostError> for Failure {
+    fn from(e: HostError) -> Self {
+        match e {
+            HostError::Library(e) => e.into(),
+            HostError::Engine(e) => e.into(),
+            HostError::Io(e) => e.into(),
+            HostError::Start(e) => Failure::no(e.to_string()),
+        }
     }
 }
 

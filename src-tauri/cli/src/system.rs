@@ -1,4 +1,4 @@
-//! What the commands ask of the system: free disk space, the libraries in this process, and an end without ceremony.
+//! What the commands ask of the system: free disk space, and the libraries in this process.
 
 use std::path::Path;
 
@@ -21,21 +21,6 @@ pub fn loaded_libraries(part: &str) -> Vec<String> {
     files.sort();
     files.dedup();
     files
-}
-
-/// Ends the process now, whatever its threads do: nothing is flushed, and no exit handler runs.
-pub fn leave_at_once(code: i32) -> ! {
-    sys::exit(code)
-}
-
-mod sys {
-    //! The system calls that no safe crate of this workspace wraps.
-
-    /// `_exit`.
-    pub fn exit(code: i32) -> ! {
-        // SAFETY: ends the process; takes a plain number and does not return.
-        unsafe { libc::_exit(code) }
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 //! this process. What it finds is kept, and `hearth fit` predicts with it from then on.
 
 use crate::args::BenchArgs;
-use crate::commands::learning::Known;
 use crate::commands::{local, model, running};
 use crate::failure::Failure;
 use crate::output::{self, size};
@@ -10,6 +9,7 @@ use hearth_core::fit::learned::{MemoryRun, Record, SpeedRun};
 use hearth_core::stats::Health;
 use hearth_core::{Backend, Event, Finish, GenerateRequest, ServedModel};
 use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
+use hearth_host::learning::Known;
 use hearth_library::home::Home;
 use hearth_library::learned::Log;
 use hearth_machine::preflight;

@@ -2,10 +2,11 @@
 
 use crate::args::DataArgs;
 use crate::client::Client;
-use crate::commands::{local, unclean};
+use crate::commands::local;
 use crate::failure::Failure;
 use crate::output::{self, size};
 use crate::system;
+use hearth_host::unclean;
 use hearth_library::home::Home;
 use hearth_library::marker;
 use hearth_library::scan::{ModelEntry, Places, scan};

@@ -33,7 +33,7 @@ impl Local {
             return Err(model::unclear("run", home));
         };
         // A chat's turns find each other in memory; nothing of it stays on disk.
-        let cache = CacheOptions { ram: default_cache_ram(), ssd: 0, ..CacheOptions::default() };
+        let cache = CacheOptions { ram: hearth_host::default_cache_ram(), ssd: 0, ..CacheOptions::default() };
         let engine = Engine::start(EngineOptions { cache, ..EngineOptions::default() })?;
         model::load(&engine, &entry).await?;
         let config = ServerConfig { port: 0, shutdown_grace: Duration::from_millis(200), ..ServerConfig::default() };
@@ -78,17 +78,6 @@ pub fn memory(args: &EngineArgs) -> MemoryOptions {
     }
 }
 
-/// Memory for the prompt cache when nobody says how much: 8 GiB, or a quarter of what there is.
-pub fn default_cache_ram() -> u64 {
-    const MOST: u64 = 8 << 30;
-    // A size that people can read when it is printed back.
-    const STEP: u64 = 128 << 20;
-    match hearth_machine::memory().total {
-        0 => MOST / 8, // unknown
-        total => MOST.min((total / 4 / STEP).max(1) * STEP),
-    }
-}
-
 /// Ends the engine, and waits `patience` for it. One that is in the middle of a long computation is not waited for any
 /// longer: the process ends without running its exit handlers, since MLX's would pull away what the engine thread still
 /// uses. `code` is its exit code then.
@@ -96,7 +85,7 @@ pub async fn shut_down(engine: EngineHandle, patience: Duration, code: i32) {
     let ended = tokio::task::spawn_blocking(move || engine.shutdown());
     if tokio::time::timeout(patience, ended).await.is_err() {
         tracing::debug!("the engine is busy and is left behind");
-        crate::system::leave_at_once(code);
+        hearth_host::leave_at_once(code);
     }
 }
 

@@ -2,20 +2,19 @@
 
 use crate::args::ServeArgs;
 use crate::client::Client;
-use crate::commands::ending::Ending;
-use crate::commands::learning::Learner;
-use crate::commands::unclean::{self, Recorder, Watch};
 use crate::commands::{local, model, preferences};
 use crate::failure::Failure;
 use crate::output;
 use hearth_core::Backend;
-use hearth_core::stats::{CacheStats, Health, SsdState, Stats};
-use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
+use hearth_core::stats::CacheStats;
+use hearth_engine::{CacheOptions, EngineHandle, EngineOptions};
+use hearth_host::unclean::{self, Recorder};
+use hearth_host::{Host, HostError, Saved, has_to_be_saved, leave_at_once};
 use hearth_library::download::DownloadManager;
-use hearth_library::home::{Home, HomeLock, Ownership, ServerRecord, now};
+use hearth_library::home::{Home, Ownership};
 use hearth_library::scan::{ModelEntry, Places};
 use hearth_library::{learned::Log, marker};
-use hearth_server::{Bound, Learning, ServerConfig, StartError, bind, serve};
+use hearth_server::{Learning, ServerConfig, StartError};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
@@ -28,7 +27,7 @@ use tokio::sync::watch;
 /// used (3).
 pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
     let settings = preferences::apply(&mut args, home)?;
-    let token = new_token()?;
+    let token = hearth_host::new_token()?;
     let config = config(&args, &token);
     if config.host != "localhost" && config.host.parse::<std::net::IpAddr>().is_err() {
         return Err(Failure::usage(format!("`--host` must be an IP address or localhost; it is {}", config.host)));
@@ -70,23 +69,14 @@ pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
             )));
         }
     };
-    let bound = match bind(config).await {
-        Ok(bound) => bound,
-        Err(e) => return Err(refused(e).await),
+    let listening = match hearth_host::listen(home, lock, config, 0).await {
+        Ok(listening) => listening,
+        Err(HostError::Start(e)) => return Err(refused(e).await),
+        Err(e) => return Err(e.into()),
     };
-    let mut record = ServerRecord {
-        pid: std::process::id(),
-        host: bound.local_addr().ip().to_string(),
-        port: bound.local_addr().port(),
-        model: None,
-        started: now(),
-        token: Some(token),
-    };
-    lock.publish(&record)?;
-    let ending = Ending::begin(home)?;
-    output::line(&format!("listening on {}", bound.url()))?;
+    output::line(&format!("listening on {}", listening.url()))?;
 
-    let engine = Engine::start(EngineOptions {
+    let mut host = listening.start(EngineOptions {
         max_rows: args.max_rows as usize,
         prefill_chunk: args.engine.prefill_chunk as usize,
         context: args.engine.context.map(|n| n as usize),
@@ -94,87 +84,52 @@ pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
         cache,
         ..EngineOptions::default()
     })?;
-    let recorder = Recorder::new(home);
-    let _ = running.set((engine.clone(), recorder.clone()));
-    let kv_bits = args.cache.kv_bits.as_deref().and_then(|bits| bits.parse().ok());
-    let mut learner = Learner::new(home, kv_bits, args.engine.prefill_chunk.into());
-    let look = {
-        let engine = engine.clone();
-        move |health: &Health, stats: &Stats| learner.look(&engine, health, stats)
-    };
-    let watch = Watch::start(recorder.clone(), engine.clone(), look)?;
-    let served = answer(bound, &engine, stop, async |engine| match (&entry, &left) {
+    let _ = running.set((host.engine().clone(), host.recorder().clone()));
+    let served = answer(&mut host, stop, async |host| match (&entry, &left) {
         (None, Some(left)) => output::line(&format!("no model is loaded: {}", unclean::why(left))),
         (None, None) => output::line(&format!("no model is loaded: {}", model::unclear("serve", home))),
         (Some(entry), _) => {
-            let name = name_of(entry);
-            let budget = Some(engine.stats().memory.ledger.budget).filter(|&bytes| bytes > 0);
-            recorder.loading(&name, args.engine.context.map(u64::from), budget);
-            ready(engine, entry, &name, home, &lock, &mut record).await
+            host.loading(entry, args.engine.context.map(u64::from));
+            ready(host, entry).await
         }
     });
-    let served = served.await;
     // It ends because it was told to, or says why it does.
-    drop(watch);
-    recorder.end();
-    // Nobody is told any more of a server that does not answer; the home is this process's until the cache is saved.
-    let _ = std::fs::remove_file(home.server_json());
-    let ended = match served {
-        Ok(()) => end(engine, ending, 0).await,
+    match served.await {
+        Ok(()) => end(host, 0).await,
         Err(failure) => {
             failure.report();
-            end(engine, ending, failure.code as i32).await?;
+            end(host, failure.code as i32).await?;
             Err(Failure { message: String::new(), ..failure })
         }
-    };
-    drop(lock);
-    ended
+    }
 }
 
 /// How long the prompt cache may take to get to disk when the server ends.
 const SAVING: Duration = Duration::from_secs(60);
 
 /// Ends the engine when its prompt cache is on disk, and says what became of that.
-async fn end(engine: EngineHandle, ending: Ending, code: i32) -> Result<(), Failure> {
-    let cache = engine.stats().cache;
-    if !has_to_be_saved(&cache) {
-        drop(ending);
-        local::shut_down(engine, local::BUSY, code).await;
-        return Ok(());
-    }
+async fn end(mut host: Host, code: i32) -> Result<(), Failure> {
     let started = Instant::now();
-    let lost = match tokio::time::timeout(SAVING, engine.flush_cache()).await {
-        Ok(Ok(flush)) if flush.failed.is_empty() => None,
-        Ok(Ok(flush)) => Some(format!("the prompt cache is not all saved: {}", flush.failed.join("; "))),
-        Ok(Err(lost)) => Some(format!("the prompt cache is not saved: {lost}")),
-        Err(_) => Some(format!(
-            "the prompt cache is not all saved in {} s: {} are lost",
-            SAVING.as_secs(),
-            output::size(engine.stats().cache.ssd.pending)
-        )),
-    };
-    let said = match &lost {
-        None => {
-            let ssd = engine.stats().cache.ssd;
-            let (on_disk, dir) = (output::size(ssd.bytes), ssd.dir.unwrap_or_default());
-            drop(ending);
-            output::line(&format!("the prompt cache is saved: {on_disk} in {}", dir.display()))
+    let saved = host.save(SAVING).await;
+    let said = match &saved {
+        Saved::All { bytes, dir } => {
+            output::line(&format!("the prompt cache is saved: {} in {}", output::size(*bytes), dir.display()))
         }
-        Some(why) => {
-            eprintln!("{why}");
-            ending.lost(why);
-            Ok(())
-        }
+        _ => Ok(()),
     };
+    if let Some(why) = saved.lost() {
+        eprintln!("{why}");
+    }
     // What a cancelled row leaves after the flush is saved by the engine itself.
-    local::shut_down(engine, SAVING.saturating_sub(started.elapsed()).max(local::BUSY), code).await;
+    let patience = match saved {
+        Saved::Nothing => local::BUSY,
+        _ => SAVING.saturating_sub(started.elapsed()).max(local::BUSY),
+    };
+    if !host.close(patience).await {
+        tracing::debug!("the engine is busy and is left behind");
+        leave_at_once(code);
+    }
     said
-}
-
-/// Whether there is anything that an end in order brings to disk. With the tier off there is nothing to wait for, and
-/// nothing that anybody would expect to find again.
-fn has_to_be_saved(cache: &CacheStats) -> bool {
-    cache.ssd.state != SsdState::Off && (cache.ram.entries > 0 || cache.ssd.pending > 0)
 }
 
 /// What a user hears who does not wait for the prompt cache; `None` when nothing is lost by it.
@@ -197,8 +152,8 @@ fn cache(args: &ServeArgs, home: &Home) -> Result<CacheOptions, Failure> {
         None => home.cache(),
     };
     Ok(CacheOptions {
-        ram: flags.cache_ram.unwrap_or_else(local::default_cache_ram),
-        ssd: flags.cache_ssd.unwrap_or(32 << 30),
+        ram: flags.cache_ram.unwrap_or_else(hearth_host::default_cache_ram),
+        ssd: flags.cache_ssd.unwrap_or(hearth_host::DEFAULT_CACHE_SSD),
         dir: Some(dir),
         kv_bits: flags.kv_bits.as_deref().and_then(|bits| bits.parse().ok()),
         idle: Duration::from_secs(flags.cache_idle.into()),
@@ -208,24 +163,22 @@ fn cache(args: &ServeArgs, home: &Home) -> Result<CacheOptions, Failure> {
 
 /// Serves while `then` runs and after it, until `stop`; ends early when `then` fails.
 async fn answer(
-    bound: Bound,
-    engine: &EngineHandle,
+    host: &mut Host,
     mut stop: watch::Receiver<bool>,
-    then: impl AsyncFnOnce(&EngineHandle) -> Result<(), Failure>,
+    then: impl AsyncFnOnce(&mut Host) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let (end, mut ended) = watch::channel(false);
-    let shutdown = async move {
+    let mut server = host.serve(async move {
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => {}
             _ = ended.wait_for(|end| *end) => {}
         }
-    };
-    let mut server = tokio::spawn(serve(bound, Arc::new(engine.clone()), shutdown));
+    });
     let ended_early = |e: tokio::task::JoinError| Failure::no(format!("the server ended: {e}"));
     let done = tokio::select! {
         // A signal during the load ends the server, and with it the wait for the load.
         ended = &mut server => return ended.map_err(ended_early),
-        done = then(engine) => done,
+        done = then(host) => done,
     };
     if done.is_err() {
         end.send_replace(true);
@@ -237,29 +190,12 @@ async fn answer(
 }
 
 /// Loads the model and says so.
-async fn ready(
-    engine: &EngineHandle,
-    entry: &ModelEntry,
-    name: &str,
-    home: &Home,
-    lock: &HomeLock,
-    record: &mut ServerRecord,
-) -> Result<(), Failure> {
+async fn ready(host: &mut Host, entry: &ModelEntry) -> Result<(), Failure> {
     let started = Instant::now();
-    let model = model::load(engine, entry).await?;
-    home.set_last_model(name)?;
-    record.model = Some(model.id.clone());
-    lock.publish(record)?;
+    let model = model::load(host.engine(), entry).await?;
+    host.loaded(entry, &model)?;
     let took = started.elapsed().as_secs_f64();
     output::line(&format!("ready: {} ({} tokens context, loaded in {took:.1} s)", model.id, model.context))
-}
-
-/// What finds this model again. A folder outside the usual places is found only by its path.
-fn name_of(entry: &ModelEntry) -> String {
-    match entry.source {
-        hearth_library::scan::Source::Folder => entry.path.display().to_string(),
-        _ => entry.id.clone(),
-    }
 }
 
 fn config(args: &ServeArgs, token: &str) -> ServerConfig {
@@ -280,16 +216,6 @@ fn config(args: &ServeArgs, token: &str) -> ServerConfig {
         shutdown_grace: Duration::from_millis(1500),
         ..ServerConfig::default()
     }
-}
-
-/// 128 random bits for the admin routes, new with every start.
-fn new_token() -> Result<String, Failure> {
-    use std::io::Read;
-    let mut bytes = [0; 16];
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|e| Failure::no(format!("cannot read /dev/urandom: {e}")))?;
-    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
 /// Why binding failed, and who has the port if it is another Hearth.
@@ -334,7 +260,7 @@ fn stop_on_signals() -> Result<(watch::Receiver<bool>, Arc<OnceLock<(EngineHandl
                             eprintln!("{lost}");
                         }
                     }
-                    crate::system::leave_at_once(130);
+                    leave_at_once(130);
                 }
                 send.send_replace(true);
             }
@@ -346,7 +272,7 @@ fn stop_on_signals() -> Result<(watch::Receiver<bool>, Arc<OnceLock<(EngineHandl
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hearth_core::stats::{RamCacheStats, SsdCacheStats};
+    use hearth_core::stats::{RamCacheStats, SsdCacheStats, SsdState};
 
     #[test]
     fn who_does_not_wait_hears_what_is_lost() {

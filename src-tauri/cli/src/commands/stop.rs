@@ -1,9 +1,10 @@
 //! `hearth stop`: asks the running server to end, and waits until it has.
 
 use crate::args::DataArgs;
-use crate::commands::{ending, running};
+use crate::commands::running;
 use crate::failure::Failure;
 use crate::output;
+use hearth_host::ending;
 use hearth_library::home::Home;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
