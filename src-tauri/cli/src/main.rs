@@ -39,7 +39,8 @@ fn main() -> ExitCode {
 fn log_to(filter: &str, ring: LogRing) -> Result<(), Failure> {
     let filter = EnvFilter::try_new(filter)
         .map_err(|e| Failure::usage(format!("the log filter `{filter}` is not valid: {e}; try `warn` or `info`")))?;
-    let shown = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    let shown =
+        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     // Without a filter of its own every debug line of every library would be made, and dropped.
     let kept = ring.with_filter(LevelFilter::INFO);
     tracing_subscriber::registry().with(shown.with_filter(filter)).with(kept).init();

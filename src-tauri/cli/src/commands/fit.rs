@@ -238,7 +238,8 @@ mod tests {
             speed_at: Some(now() - 120),
         });
         says(&measured, false, "about 9.4 tokens per second, by what `hearth bench` measured 2 min 0 s ago\n");
-        let line = "measured: 9.1 GB at its peak with 8000 tokens, where 9.0 GB were predicted (3 runs, the last 0 s ago)\n";
+        let line =
+            "measured: 9.1 GB at its peak with 8000 tokens, where 9.0 GB were predicted (3 runs, the last 0 s ago)\n";
         says(&measured, false, line);
         says(&measured, false, "prompt computation is 300.0 MB by these measurements, 200.0 MB by arithmetic alone\n");
         let large = report(12_000_000_000, None, LimitedBy::Memory);
