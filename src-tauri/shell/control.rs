@@ -17,6 +17,9 @@ pub enum ControlError {
     /// It refused, in its own words.
     #[error("{0}")]
     Refused(String),
+    /// It has no such route.
+    #[error("this version of the server cannot do that")]
+    Missing,
     /// It did not answer.
     #[error("the server does not answer: {0}")]
     Lost(#[from] reqwest::Error),
@@ -96,7 +99,11 @@ impl Control {
         let status = response.status();
         let text = response.text().await?;
         let answer: Value = serde_json::from_str(&text).unwrap_or_default();
-        if status.is_success() { Ok(answer) } else { Err(ControlError::Refused(refusal(status, &answer))) }
+        match status.is_success() {
+            true => Ok(answer),
+            false if answer["error"]["code"] == "not_found" => Err(ControlError::Missing),
+            false => Err(ControlError::Refused(refusal(status, &answer))),
+        }
     }
 }
 

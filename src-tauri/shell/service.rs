@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{broadcast, oneshot, watch};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 /// The answer to a load, when it comes.
 type Loaded = oneshot::Receiver<Result<Arc<ServedModel>, EngineError>>;
@@ -71,6 +71,8 @@ struct Live {
     control: Option<Control>,
     engine: Option<EngineHandle>,
     settings: Option<Settings>,
+    /// Models to load in this process.
+    asked: Option<mpsc::UnboundedSender<String>>,
 }
 
 impl Service {
@@ -137,7 +139,14 @@ impl Service {
     /// # Errors
     /// The server's refusal.
     pub async fn load(&self, model: &str) -> Result<(), ControlError> {
-        self.control()?.load(model).await
+        match self.control()?.load(model).await {
+            // A server that serves one model has no route for it; in this process there is a way all the same.
+            Err(ControlError::Missing) => {
+                let asked = self.live().asked.clone().ok_or(ControlError::Missing)?;
+                asked.send(model.to_owned()).map_err(|_| ControlError::NotServing)
+            }
+            other => other,
+        }
     }
 
     /// Takes a model out of memory.
@@ -263,6 +272,7 @@ impl Service {
             control: Some(control),
             engine: Some(host.engine().clone()),
             settings: Some(plan.own.settings.clone()),
+            asked: None,
         };
         if port != wanted {
             let body = format!("Port {wanted} is taken. The address is {address}, and it is on the clipboard.");
@@ -279,11 +289,17 @@ impl Service {
         let mut server = host.serve(async move { drop(stop.wait_for(|quit| *quit).await) });
         let mut looks = Looks::new(self.clone(), &own);
         let mut loading = self.first_model(&host, &own).await;
+        let (asked, mut names) = mpsc::unbounded_channel();
+        self.live().asked = Some(asked);
         loop {
             tokio::select! {
                 _ = quit.wait_for(|quit| *quit) => break,
                 // `hearth stop`, or the dashboard, ends the server: then there is no reason for an app.
                 _ = &mut server => break,
+                Some(name) = names.recv() => match resolve(&name, &own.places) {
+                    Ok(entry) => loading = Some(begin_load(&host, &own, entry)),
+                    Err(error) => self.tell("The model is not started", &error.to_string(), None),
+                },
                 () = tokio::time::sleep(LOOK) => {}
             }
             if let Some((answer, entry)) = &mut loading
@@ -344,8 +360,7 @@ impl Service {
             }
         });
         let entry = found.await.ok().flatten()?;
-        host.loading(&entry, own.settings.number("context"));
-        Some((host.engine().load(entry.path.clone(), entry.id.clone()), entry))
+        Some(begin_load(host, own, entry))
     }
 
     /// The machine woke up: a server that does not answer any more is told of.
@@ -360,6 +375,12 @@ impl Service {
             }
         });
     }
+}
+
+/// Puts a model on record and loads it.
+fn begin_load(host: &Host, own: &Own, entry: ModelEntry) -> (Loaded, ModelEntry) {
+    host.loading(&entry, own.settings.number("context"));
+    (host.engine().load(entry.path.clone(), entry.id.clone()), entry)
 }
 
 /// What the regular look at the engine compares with.

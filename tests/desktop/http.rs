@@ -41,12 +41,12 @@ impl Http {
 
     /// A POST whose answer nobody reads.
     pub fn begin(&self, url: &str, body: &Value) -> Answer {
-        Answer(self.runtime.block_on(self.client.post(url).json(body).send()).unwrap())
+        Answer(self.runtime.block_on(async { self.client.post(url).json(body).send().await.unwrap() }))
     }
 
     /// Whether anybody answers.
     pub fn answers(&self, url: &str) -> bool {
-        self.runtime.block_on(self.client.get(url).send()).is_ok()
+        self.runtime.block_on(async { self.client.get(url).send().await.is_ok() })
     }
 
     fn json(&self, request: RequestBuilder) -> Value {

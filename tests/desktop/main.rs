@@ -50,8 +50,6 @@ fn a_day_with_the_icon() {
     desk.wait_for_windows(1);
     assert_eq!(app.address(), address);
 
-    desk.panel.click(&["Unload Tiny-Llama"]);
-    desk.panel.wait_for("No model is loaded");
     desk.panel.click(&["Start a Model", "Tiny-Qwen"]);
     desk.panel.wait_for("Tiny-Qwen is ready");
 

@@ -37,9 +37,11 @@ pub fn run(ws: &Workspace, profile: Profile) -> Result<()> {
     Ok(())
 }
 
+/// One after the other, as they are built elsewhere too: together they would have other features, and be built anew.
 fn build(ws: &Workspace, profile: Profile) -> Result<()> {
+    ws.build_hearth(profile)?;
     let mut cargo = ws.cargo();
-    cargo.args(["build", "--locked", "-p", "hearth-desktop", "-p", "hearth-cli"]);
+    cargo.args(["build", "--locked", "-p", "hearth-desktop"]);
     if profile == Profile::Release {
         cargo.arg("--release");
     }
