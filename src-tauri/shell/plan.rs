@@ -1,13 +1,13 @@
 //! What the app starts with: the settings of this home, as `hearth serve` without flags has them.
 
-use hearth_engine::{CacheOptions, EngineOptions, MemoryOptions};
+use hearth_engine::{CacheOptions, EngineOptions, MemoryOptions, Serving};
 use hearth_host::{DEFAULT_CACHE_SSD, HostError, default_cache_ram, new_token};
 use hearth_library::download::DownloadManager;
 use hearth_library::home::Home;
 use hearth_library::learned::Log;
 use hearth_library::scan::Places;
 use hearth_server::logs::LogRing;
-use hearth_server::settings::Settings;
+use hearth_server::settings::{ModelsFile, Settings};
 use hearth_server::{Learning, ServerConfig};
 use std::time::Duration;
 
@@ -74,7 +74,17 @@ impl Plan {
             shutdown_grace: GRACE,
             ..ServerConfig::default()
         };
-        let engine = engine(home, &settings);
+        let file = ModelsFile::open(&home.models_toml());
+        for problem in &file.problems {
+            tracing::warn!("{problem}");
+        }
+        let serving = Serving {
+            places: Some(own.places.clone()),
+            aliases: file.aliases,
+            models: file.models,
+            ..Serving::default()
+        };
+        let engine = EngineOptions { serving, ..engine(home, &settings) };
         Ok(Plan { config: ServerConfig { settings, ..config }, engine, own })
     }
 }

@@ -12,6 +12,7 @@ mod fit;
 mod hangups;
 mod http;
 mod limits;
+mod models;
 mod mutations;
 mod preflight;
 mod rules;

@@ -5,6 +5,7 @@ use crate::sizes;
 use clap::{Args, Parser, Subcommand};
 use hearth_server::logs::LogRing;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// What every `--help` ends with.
 const EXIT_CODES: &str = "\
@@ -229,7 +230,8 @@ impl EngineArgs {
 /// `hearth serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// The model: a folder, a hub id that is on disk, or an unambiguous part of a name
+    /// The model: a folder, a hub id that is on disk, or an unambiguous part of a name. It answers to any name. Without
+    /// it, the name in a request chooses among the models on disk
     /// [default: the last used one, or the only one]
     pub model: Option<String>,
     /// Port to listen on; 0 takes a free one
@@ -241,6 +243,9 @@ pub struct ServeArgs {
     /// Most requests computed at the same time
     #[arg(long, env = "HEARTH_MAX_ROWS", value_name = "N", default_value_t = 8, value_parser = count(1, 256))]
     pub max_rows: u32,
+    /// How long a model stays in memory without work, such as 30s, 5m or 2h [default: until another one needs its room]
+    #[arg(long, env = "HEARTH_MODEL_TTL", value_name = "TIME", value_parser = time_to_stay)]
+    pub model_ttl: Option<Stay>,
     /// How the engine runs.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -265,6 +270,14 @@ pub struct ServeArgs {
     /// A further web origin that may call this server, such as http://localhost:3000; may be given several times
     #[arg(long = "allow-origin", env = "HEARTH_ALLOW_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub allow_origins: Vec<String>,
+}
+
+/// A time that a model stays; `None` is for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stay(pub Option<Duration>);
+
+fn time_to_stay(text: &str) -> Result<Stay, String> {
+    hearth_core::model_settings::stay(&text.into()).map(Stay).map_err(|expected| format!("expected {expected}"))
 }
 
 /// The prompt cache of `hearth serve`. A SIZE has a unit: 2GB, 512MiB; 0 turns its tier off.

@@ -12,6 +12,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// A boxed future that can cross threads.
@@ -20,7 +21,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// What the server needs of an engine.
 pub trait Backend: Send + Sync + 'static {
     /// Every model that a request may name, the loaded ones first.
-    fn models(&self) -> Vec<ModelCard>;
+    fn models(&self) -> BoxFuture<'_, Vec<ModelCard>>;
 
     /// The model for a request's `model` field; `None` or `""` is the loaded one. May wait for a load.
     ///
@@ -28,7 +29,27 @@ pub trait Backend: Send + Sync + 'static {
     /// `ModelNotFound`, `Loading`, `ModelUnusable`, `EngineLost`.
     fn resolve<'a>(&'a self, name: Option<&'a str>) -> BoxFuture<'a, Result<Arc<ServedModel>, EngineError>>;
 
-    /// Queues one generation on a resolved model. Never blocks.
+    /// Loads a model that is named as in a request; at once where it is in memory. Others that nobody uses leave where it
+    /// needs their room.
+    ///
+    /// # Errors
+    /// `ModelNotFound`, `ModelUnusable`, `ModelTooLarge`, `InsufficientMemory`, `EngineLost`.
+    fn load_model<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Arc<ServedModel>, EngineError>>;
+
+    /// Takes the model of this id out of memory; the bytes that are free then.
+    ///
+    /// # Errors
+    /// `ModelBusy` while requests wait for it or run, `ModelNotFound` where it is not in memory, `EngineLost`.
+    fn unload_model<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<u64, EngineError>>;
+
+    /// Whether the model of this id stays in memory, once it is there, whatever else is asked for.
+    fn pin_model(&self, id: &str, pinned: bool);
+
+    /// How long a model stays in memory without work from now on; `None`: until another one needs its room. No time: it
+    /// leaves when what runs has ended.
+    fn keep_alive(&self, model: &ServedModel, stay: Option<Duration>);
+
+    /// Queues one generation on a resolved model; one that has left memory since is loaded again. Never blocks.
     ///
     /// # Errors
     /// `ContextLengthExceeded`, `PromptBeyondMemory`, `InvalidRequest`, `Overloaded`, `EngineLost`, `ShuttingDown`.
@@ -88,6 +109,10 @@ pub struct ModelCard {
     pub created: u64,
     /// Whether it is in memory.
     pub loaded: bool,
+    /// `loaded`, `loading`, or `on_disk`.
+    pub state: &'static str,
+    /// Whether it stays in memory once it is there.
+    pub pinned: bool,
     /// The context limit in tokens.
     pub context: usize,
 }

@@ -168,6 +168,14 @@ pub enum EngineError {
         /// The budget in bytes.
         budget: u64,
     },
+    /// The model has work and stays in memory (409 `model_in_use`).
+    #[error("{model} is answering {requests} requests; try again when they have ended, or cancel them")]
+    ModelBusy {
+        /// The model's id.
+        model: String,
+        /// Requests that wait or run.
+        requests: usize,
+    },
     /// Somebody ended the request by its number (499).
     #[error("the request was cancelled by the server's user")]
     Cancelled,

@@ -17,6 +17,7 @@ pub mod fit;
 pub mod kv_policy;
 pub mod layout;
 pub mod limits;
+pub mod model_settings;
 pub mod quantization;
 pub mod request;
 pub mod rope;

@@ -41,8 +41,10 @@ pub struct Stats {
     pub version: u32,
     /// Seconds since the process started.
     pub uptime_s: f64,
-    /// The loaded model, if any.
+    /// The loaded model, if any; of several the one that was used last.
     pub model: Option<ModelStats>,
+    /// All models in memory, the one that was used last first.
+    pub models: Vec<ModelStats>,
     /// Rows being computed.
     pub rows: Vec<RowStats>,
     /// Requests waiting for a row.
@@ -57,8 +59,9 @@ pub struct Stats {
     pub cache: CacheStats,
 }
 
-/// The loaded model.
+/// A loaded model.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
 #[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct ModelStats {
     /// Its id.
@@ -69,10 +72,17 @@ pub struct ModelStats {
     pub context: usize,
     /// Seconds the load took.
     pub load_s: f64,
+    /// Bytes of its weights.
+    pub weights: u64,
+    /// Whether it stays in memory whatever else is asked for.
+    pub pinned: bool,
+    /// Requests for it that wait or run.
+    pub requests: usize,
 }
 
 /// One row.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
 #[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct RowStats {
     /// The row's number.
@@ -87,6 +97,8 @@ pub struct RowStats {
     pub generated: usize,
     /// Decode speed in tokens per second.
     pub tokens_per_s: f64,
+    /// The id of its model.
+    pub model: String,
 }
 
 /// Sums since the start.
@@ -226,7 +238,7 @@ pub struct GuardAction {
     pub id: u64,
     /// When, in milliseconds since 1970.
     pub at: u64,
-    /// `shrink_chunk`, `restore_chunk`, `trim_allocator`, `demote`, `stop_admission`, `resume` or `park_row`.
+    /// `shrink_chunk`, `restore_chunk`, `trim_allocator`, `demote`, `stop_admission`, `resume`, `park_row` or `unload`.
     pub what: String,
     /// Why, as a sentence with the numbers.
     pub why: String,

@@ -85,6 +85,11 @@ impl Guard {
         }
     }
 
+    /// Another model has its turn, whose chunks have this many tokens. Returns those of the one before it.
+    pub fn swap_chunk(&mut self, chunk: usize) -> usize {
+        std::mem::replace(&mut self.chunk, chunk)
+    }
+
     /// Tokens of a chunk.
     pub fn chunk(&self) -> usize {
         self.chunk

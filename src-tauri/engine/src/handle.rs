@@ -5,15 +5,17 @@ use crate::limits;
 use crate::loader::{self, Loader};
 use crate::row::Submitted;
 use crate::sizes::Sizes;
-use crate::worker::{Command, Worker, prepare_device};
+use crate::worker::{Command, Wanted, Worker, prepare_device};
 use hearth_core::backend::{BoxFuture, ModelCard};
 use hearth_core::fit::memory::default_budget;
-use hearth_core::stats::PressureLevel;
+use hearth_core::model_settings::ModelSettings;
 use hearth_core::stats::{CacheClear, CacheFlush, Health, STATS_VERSION, Stats, Totals};
+use hearth_core::stats::{ModelStats, PressureLevel};
 use hearth_core::{Backend, EngineError, GenerateRequest, Generation, Limits, LimitsPreview, ServedModel};
+use hearth_library::scan::Places;
 use hearth_machine::{chips, pressure};
 use hearth_mlx::Device;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -22,6 +24,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
+
+mod finding;
 
 /// Events that a client may be behind before its row pauses.
 const EVENT_ROOM: usize = 256;
@@ -48,6 +52,21 @@ pub struct EngineOptions {
     pub cache: CacheOptions,
     /// Memory.
     pub memory: MemoryOptions,
+    /// Which models are served.
+    pub serving: Serving,
+}
+
+/// Which models are served, and how long they stay.
+#[derive(Debug, Clone, Default)]
+pub struct Serving {
+    /// Where a request's model is looked for. `None`: the loaded one answers to any name.
+    pub places: Option<Places>,
+    /// Other names of models.
+    pub aliases: BTreeMap<String, String>,
+    /// Settings of single models, by id.
+    pub models: BTreeMap<String, ModelSettings>,
+    /// A model without work leaves memory after this long; `None`: when another one needs its room.
+    pub ttl: Option<Duration>,
 }
 
 /// What may be used of the memory.
@@ -76,6 +95,17 @@ impl Default for MemoryOptions {
             pressure: pressure::Shared::default(),
             longest_stall: Duration::from_secs(30),
         }
+    }
+}
+
+impl Serving {
+    fn pins(&self) -> BTreeSet<String> {
+        self.models.iter().filter(|(_, settings)| settings.pin).map(|(id, _)| id.clone()).collect()
+    }
+
+    /// What is set for a model.
+    pub(crate) fn of(&self, id: &str) -> ModelSettings {
+        self.models.get(id).cloned().unwrap_or_default()
     }
 }
 
@@ -112,6 +142,7 @@ impl Default for EngineOptions {
             longest_wait: Duration::from_secs(600),
             cache: CacheOptions::default(),
             memory: MemoryOptions::default(),
+            serving: Serving::default(),
         }
     }
 }
@@ -125,15 +156,31 @@ pub struct Shared {
     started: Instant,
 }
 
+/// A model in memory, as the handles see it.
+pub struct Resident {
+    /// What a request needs of it.
+    pub served: Arc<ServedModel>,
+    /// What things cost with it.
+    pub sizes: Arc<Sizes>,
+    /// Its figures.
+    pub stats: ModelStats,
+}
+
 /// The figures behind the lock.
 pub struct State {
     /// Whether a model is ready.
     pub health: Health,
-    /// The loaded model.
+    /// The model that was used last.
     pub served: Option<Arc<ServedModel>>,
+    /// All models in memory, the one that was used last first.
+    pub models: Vec<Resident>,
+    /// The model that a request without a name means: id and folder. It may have left memory.
+    pub wanted: Option<(String, PathBuf)>,
+    /// Ids of models that stay in memory.
+    pub pins: BTreeSet<String>,
     /// What `/stats` shows.
     pub stats: Stats,
-    /// What things cost with the loaded model.
+    /// What things cost with it.
     pub sizes: Option<Arc<Sizes>>,
     /// The limits that hold.
     pub limits: Limits,
@@ -160,6 +207,9 @@ impl Shared {
         let state = State {
             health: Health::Empty,
             served: None,
+            models: Vec::new(),
+            wanted: None,
+            pins: options.serving.pins(),
             stats,
             sizes: None,
             limits,
@@ -260,7 +310,7 @@ fn watch(source: pressure::Shared, commands: Sender<Command>, engine: Weak<Share
 /// Runs workers until one ends in order. One that panics loses its rows, which are told so; its memory is released
 /// and its model loaded again.
 fn supervise(options: &EngineOptions, loader: &Loader, shared: &Shared, commands: &Receiver<Command>) {
-    let mut reload: Option<(PathBuf, String)> = None;
+    let mut reload: Vec<(PathBuf, String)> = Vec::new();
     let disk = match &options.cache {
         CacheOptions { dir: Some(dir), ssd, .. } if *ssd > 0 => {
             let mut options = DiskOptions::new(dir, *ssd);
@@ -273,7 +323,7 @@ fn supervise(options: &EngineOptions, loader: &Loader, shared: &Shared, commands
     };
     loop {
         let mut worker = Worker::new(options, loader, shared, commands, disk.as_ref());
-        if let Some((dir, id)) = reload.take() {
+        for (dir, id) in std::mem::take(&mut reload) {
             worker.load_now(&dir, &id);
         }
         if catch_unwind(AssertUnwindSafe(|| worker.run())).is_ok() {
@@ -281,7 +331,12 @@ fn supervise(options: &EngineOptions, loader: &Loader, shared: &Shared, commands
         }
         tracing::error!("the engine panicked and is started again");
         worker.abandon();
-        reload = shared.update(|state| state.served.take().map(|m| (m.path.clone(), m.id.clone())));
+        // The one that was used last comes last: it counts as the current one again.
+        let models = shared.update(|state| {
+            state.served = None;
+            std::mem::take(&mut state.models)
+        });
+        reload = models.into_iter().rev().map(|m| (m.served.path.clone(), m.served.id.clone())).collect();
         drop(worker);
         let _ = hearth_mlx::clear_cache();
     }
@@ -297,12 +352,18 @@ pub struct EngineHandle {
 }
 
 impl EngineHandle {
-    /// Asks for a model in place of the current one; returns at once. Progress is in [`Backend::health`].
+    /// Asks for a model; returns at once. Others that nobody uses leave memory where it needs their room. Progress is in
+    /// [`Backend::health`].
     pub fn load(&self, dir: PathBuf, id: String) -> oneshot::Receiver<Result<Arc<ServedModel>, EngineError>> {
         let (reply, answer) = oneshot::channel();
-        self.shared.set_loading(&id, 0);
-        if let Err(lost) = self.commands.send(Command::Load(dir, id, reply))
-            && let Command::Load(_, _, reply) = lost.0
+        self.shared.update(|state| {
+            state.wanted = Some((id.clone(), dir.clone()));
+            if state.models.is_empty() {
+                state.health = Health::Loading { model: id.clone(), percent: 0 };
+            }
+        });
+        if let Err(lost) = self.commands.send(Command::Load(Wanted { id, dir, for_request: false }, reply))
+            && let Command::Load(_, reply) = lost.0
         {
             let _ = reply.send(Err(EngineError::EngineLost));
         }
@@ -320,23 +381,31 @@ impl EngineHandle {
 }
 
 impl Backend for EngineHandle {
-    fn models(&self) -> Vec<ModelCard> {
-        let card =
-            |m: &Arc<ServedModel>| ModelCard { id: m.id.clone(), created: m.created, loaded: true, context: m.context };
-        self.shared.update(|state| state.served.as_ref().map(card).into_iter().collect())
+    fn models(&self) -> BoxFuture<'_, Vec<ModelCard>> {
+        Box::pin(self.cards())
     }
 
     fn resolve<'a>(&'a self, name: Option<&'a str>) -> BoxFuture<'a, Result<Arc<ServedModel>, EngineError>> {
-        // One model is served, and it answers to any name; its real id is in the response.
-        let found = self.shared.update(|state| match (&state.served, &state.health) {
-            (Some(model), _) => Ok(model.clone()),
-            (None, Health::Loading { percent, .. }) => Err(EngineError::Loading { percent: *percent }),
-            (None, Health::Failed { message }) => {
-                Err(EngineError::ModelUnusable(hearth_core::CoreError::Folder(message.clone())))
-            }
-            (None, _) => Err(EngineError::ModelNotFound { name: name.unwrap_or("").to_owned(), available: Vec::new() }),
-        });
-        Box::pin(std::future::ready(found))
+        Box::pin(self.find(name.filter(|name| !name.is_empty())))
+    }
+
+    fn load_model<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Arc<ServedModel>, EngineError>> {
+        Box::pin(self.load_by_name(name))
+    }
+
+    fn unload_model<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<u64, EngineError>> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::Unload(id.to_owned(), reply));
+        Box::pin(async { answer.await.map_err(|_| EngineError::EngineLost)? })
+    }
+
+    fn pin_model(&self, id: &str, pinned: bool) {
+        self.shared.update(|state| if pinned { state.pins.insert(id.to_owned()) } else { state.pins.remove(id) });
+        let _ = self.commands.send(Command::Pin(id.to_owned(), pinned));
+    }
+
+    fn keep_alive(&self, model: &ServedModel, stay: Option<Duration>) {
+        let _ = self.commands.send(Command::Stay(model.id.clone(), stay));
     }
 
     fn submit(&self, model: &ServedModel, request: GenerateRequest) -> Result<Generation, EngineError> {
@@ -347,11 +416,12 @@ impl Backend for EngineHandle {
         if let Some(id) = request.prompt.iter().find(|&&id| id as usize >= model.vocab_size) {
             return Err(EngineError::param("prompt", &format!("token ids below {}", model.vocab_size), id));
         }
-        let (served, sizes, limits) =
-            self.shared.update(|state| (state.served.clone(), state.sizes.clone(), state.limits));
-        let now = served.filter(|served| served.id == model.id);
-        let context = now.map_or(model.context, |now| now.context);
-        if let Some(sizes) = sizes {
+        let (now, limits) = self.shared.update(|state| {
+            let now = state.models.iter().find(|now| now.served.id == model.id);
+            (now.map(|now| (now.served.context, now.sizes.clone())), state.limits)
+        });
+        let context = now.as_ref().map_or(model.context, |(context, _)| *context);
+        if let Some((_, sizes)) = now {
             limits::check_prompt(prompt, context, &sizes, limits.budget.unwrap_or(u64::MAX))?;
         }
         if prompt >= context {
@@ -377,7 +447,8 @@ impl Backend for EngineHandle {
             state.stats.totals.requests += 1;
         });
         let submitted = Submitted { id, request, events, at: Instant::now() };
-        if self.commands.send(Command::Submit(Box::new(submitted))).is_err() {
+        let wanted = Wanted { id: model.id.clone(), dir: model.path.clone(), for_request: true };
+        if self.commands.send(Command::Submit(Box::new(submitted), wanted)).is_err() {
             self.shared.left(id, |totals| totals.failed += 1);
             return Err(EngineError::EngineLost);
         }

@@ -152,7 +152,7 @@ fn bad_requests_are_refused_by_name() {
 
 #[test]
 fn a_model_that_cannot_be_loaded_leaves_the_engine_alive() {
-    let (engine, _) = start(small(), "llama-f32");
+    let engine = Engine::start(small()).unwrap();
     let nowhere = engine.load("/nowhere/100%s".into(), "x".into()).blocking_recv().unwrap().unwrap_err();
     assert!(nowhere.to_string().contains("/nowhere/100%s"), "{nowhere}");
     assert!(matches!(engine.health(), Health::Failed { .. }));

@@ -31,4 +31,4 @@ pub mod lookups;
 pub mod parity;
 
 pub use error::Error;
-pub use handle::{CacheOptions, Engine, EngineHandle, EngineOptions, MemoryOptions};
+pub use handle::{CacheOptions, Engine, EngineHandle, EngineOptions, MemoryOptions, Serving};

@@ -82,13 +82,15 @@ pub fn preview(state: &State, asked: Limits) -> LimitsPreview {
     let cap = asked.cache_ram.or(state.limits.cache_ram).unwrap_or(0);
     let marks = Ledger { budget, ..Ledger::default() };
     let now = &state.stats.memory.ledger;
+    // Models that nobody uses leave for a row, but nothing is taken out of memory to lower a limit.
+    let others: u64 = state.models.iter().skip(1).map(|model| model.stats.weights).sum();
     let (mut needed, mut largest) = (0, 0);
     if let Some(sizes) = &state.sizes {
         let least = match asked.context.filter(|&n| n > 0) {
             Some(context) => (context as u64).min(sizes.context()),
             None => sizes.smallest(),
         };
-        needed = sizes.terms(least).total();
+        needed = sizes.terms(least).total().saturating_add(others);
         largest = sizes.largest_context(budget).unwrap_or(0);
     }
     let others = now.total.saturating_sub(now.prompt_cache);

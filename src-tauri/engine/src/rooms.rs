@@ -150,7 +150,8 @@ impl Rooms {
     pub fn asked(&self, prompt: u64, ledger: &Ledger, excess: u64, costs: &impl Costs) -> Asked {
         let mut with = self.clone();
         with.take(u64::MAX, prompt, costs);
-        let (mark, excess) = if self.is_empty() { (ledger.budget, 0) } else { (ledger.hard(), excess) };
+        let alone = self.is_empty() && ledger.kv == 0;
+        let (mark, excess) = if alone { (ledger.budget, 0) } else { (ledger.hard(), excess) };
         let (now, then) = (self.held(self.least, ledger, costs), with.held(self.least, ledger, costs));
         let free = mark.saturating_sub(now.total().saturating_add(excess));
         Asked { needed: then.total().saturating_sub(now.total()), free }
@@ -164,10 +165,16 @@ impl Rooms {
         Asked { needed: then.total().saturating_sub(now.total()), free: ledger.budget.saturating_sub(now.total()) }
     }
 
-    /// The ledger with these rows and their work in chunks of so many tokens.
+    /// The ledger with these rows and their work in chunks of so many tokens. What `ledger` has of rows and of their work
+    /// is another model's.
     pub fn held(&self, chunk: u64, ledger: &Ledger, costs: &impl Costs) -> Ledger {
         let (transient, allocator) = self.work(chunk, costs);
-        Ledger { kv: self.bytes(), transient, allocator: allocator.max(ledger.allocator), ..*ledger }
+        Ledger {
+            kv: ledger.kv.saturating_add(self.bytes()),
+            transient: ledger.transient.saturating_add(transient),
+            allocator: allocator.max(ledger.allocator),
+            ..*ledger
+        }
     }
 
     /// The largest chunk, halving `most`, with which the ledger stays below `mark`; the smallest where none does.

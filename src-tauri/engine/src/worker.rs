@@ -1,6 +1,7 @@
 //! The engine thread: it alone loads, evaluates, clears and drops arrays.
 //!
-//! One round: take commands → drop cancelled rows → admit → plan → one prefill chunk → dispatch one decode step → read
+//! Several models share it and take turns, each with its own rows; prompt cache, ledger and guard are everybody's. One
+//! round: take commands → drop cancelled rows → admit → plan → one prefill chunk → dispatch one decode step → read
 //! the step before it → a little of the prompt cache's own work → publish. A step's tokens are read only after the next step was dispatched, so that the
 //! device never waits for the host.
 
@@ -12,6 +13,7 @@ mod limits;
 mod loading;
 mod memory;
 mod publishing;
+mod slots;
 mod spilling;
 
 use crate::disk::Disk;
@@ -19,21 +21,21 @@ use crate::error::Result;
 use crate::guard::Guard;
 use crate::handle::{EngineOptions, Shared};
 use crate::ledger::Ledger;
-use crate::loader::{Loaded, Loader};
+use crate::loader::Loader;
 use crate::prompt_cache::PromptCache;
-use crate::rooms::{Asked, Rooms};
 use crate::row::{Row, Submitted};
-use crate::scheduler::{Limits, Round, Scheduler};
-use crate::sizes::{self, Sizes};
+use crate::scheduler::Round;
+use crate::sizes;
 use admission::{Following, Restoring};
 use guard::Watch;
 use hearth_core::fit::{Machine, memory as fit_memory};
 use hearth_core::stats::{CacheClear, CacheFlush, PressureLevel};
 use hearth_core::{EngineError, ServedModel};
 use hearth_mlx::{Device, Tensor};
-use memory::Tight;
+use loading::PendingLoad;
+use slots::Slot;
 use spilling::Spilling;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -41,12 +43,28 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
+/// A model that somebody wants in memory.
+pub struct Wanted {
+    /// Its id.
+    pub id: String,
+    /// Its folder.
+    pub dir: PathBuf,
+    /// Whether a request for it follows.
+    pub for_request: bool,
+}
+
 /// What the handle asks of the thread.
 pub enum Command {
-    /// Load a model in place of the current one, once no row needs that.
-    Load(PathBuf, String, oneshot::Sender<LoadResult>),
-    /// Queue a generation.
-    Submit(Box<Submitted>),
+    /// Load a model, once there is room; others that nobody uses leave for it.
+    Load(Wanted, oneshot::Sender<LoadResult>),
+    /// Queue a generation of a model.
+    Submit(Box<Submitted>, Wanted),
+    /// Take a model out of memory.
+    Unload(String, oneshot::Sender<std::result::Result<u64, EngineError>>),
+    /// Whether a model stays in memory whatever else is asked for.
+    Pin(String, bool),
+    /// How long a model stays without work; `None`: as long as there is room.
+    Stay(String, Option<Duration>),
     /// Write the prompt cache to disk.
     FlushCache(oneshot::Sender<CacheFlush>),
     /// Empty the prompt cache.
@@ -73,8 +91,6 @@ const LONGEST_SAVE: Duration = Duration::from_secs(45);
 
 /// What a load answers.
 pub type LoadResult = std::result::Result<Arc<ServedModel>, EngineError>;
-/// A load that waits for the running rows: folder, id, and who asked.
-type PendingLoad = (PathBuf, String, oneshot::Sender<LoadResult>);
 /// One row's log-probabilities, when asked for: see [`Sampled::logprobs`].
 type Report = Option<(Tensor, Option<(Tensor, Tensor)>)>;
 
@@ -93,26 +109,20 @@ pub struct Worker<'a> {
     loader: &'a Loader,
     shared: &'a Shared,
     commands: &'a Receiver<Command>,
-    model: Option<Loaded>,
-    /// −∞ for the ids of the LM head that the tokenizer does not have, `[1, vocab]`.
-    padding: Option<Tensor>,
-    rows: BTreeMap<u64, Row>,
-    waiting: BTreeMap<u64, Submitted>,
-    /// Rows that wait to be computed again, by their requests' numbers: what they held others needed.
-    parked: BTreeMap<u64, Row>,
+    /// The model that has its turn, with its rows.
+    slot: Slot,
+    /// The other models in memory.
+    others: Vec<Slot>,
+    next_slot: u64,
+    /// Ids of models that stay in memory.
+    pins: BTreeSet<String>,
     /// The ledger's part that does not move with the rows: budget, reserve, weights.
     fixed: Ledger,
     /// The process before any model was loaded, in bytes.
     baseline: u64,
     machine: Machine,
-    /// What things cost with the loaded model.
-    sizes: Option<Arc<Sizes>>,
-    rooms: Rooms,
     guard: Guard,
     watch: Watch,
-    tight: Tight,
-    /// What those who wait lacked when they were looked at last.
-    refused: BTreeMap<u64, Asked>,
     max_rows: usize,
     /// What the allocator may keep in this budget, and beside what is held now.
     allocator_limit: u64,
@@ -122,15 +132,9 @@ pub struct Worker<'a> {
     /// Complete rows whose client has not read everything yet.
     draining: Vec<Row>,
     loads: VecDeque<PendingLoad>,
-    scheduler: Scheduler,
-    in_flight: VecDeque<InFlight>,
     cache: PromptCache,
     disk: Option<&'a Disk>,
-    restoring: BTreeMap<u64, Restoring>,
-    following: Vec<Following>,
     spilling: Spilling,
-    /// Measured prefill speed in tokens per second.
-    prefill_rate: Option<f64>,
     steps: u64,
     /// The last round had nothing to do: every row waits for its client.
     stalled: bool,
@@ -152,46 +156,29 @@ impl<'a> Worker<'a> {
         let max_rows = told.max_rows.unwrap_or(options.max_rows).max(1);
         let budget = told.budget.unwrap_or_else(|| fit_memory::default_budget(&machine));
         let reserve = options.memory.reserve.unwrap_or_else(|| fit_memory::reserve(machine.ram));
-        let limits = Limits {
-            max_rows,
-            chunk: options.prefill_chunk.max(1),
-            least_chunk: 16,
-            chunk_ms: 300,
-            lone_chunk_ms: 2000,
-        };
         Worker {
             options,
             loader,
             shared,
             commands,
-            model: None,
-            padding: None,
-            rows: BTreeMap::new(),
-            waiting: BTreeMap::new(),
-            parked: BTreeMap::new(),
+            slot: Slot::new(0, options.prefill_chunk.max(1), max_rows),
+            others: Vec::new(),
+            next_slot: 0,
+            pins: shared.update(|state| state.pins.clone()),
             draining: Vec::new(),
             loads: VecDeque::new(),
-            scheduler: Scheduler::new(limits),
-            in_flight: VecDeque::new(),
             fixed: Ledger { budget, reserve, ..Ledger::default() },
             baseline,
             machine,
-            sizes: None,
-            rooms: Rooms::new(options.prefill_chunk as u64),
             guard: Guard::new(options.prefill_chunk.max(1)),
             watch: Watch::default(),
-            tight: Tight::default(),
-            refused: BTreeMap::new(),
             max_rows,
             allocator_limit: u64::MAX,
             allocator_now: u64::MAX,
             context: told.context,
             cache: PromptCache::new(told.cache_ram.unwrap_or(options.cache.ram)),
             disk,
-            restoring: BTreeMap::new(),
-            following: Vec::new(),
             spilling: Spilling::default(),
-            prefill_rate: None,
             steps: 0,
             stalled: false,
             published: Instant::now(),
@@ -201,45 +188,74 @@ impl<'a> Worker<'a> {
     /// Runs until it is told to end.
     pub fn run(&mut self) {
         while self.take_commands() {
-            self.drop_abandoned();
-            self.follow();
-            self.watch(false);
-            self.grow_rows();
-            self.admit();
-            self.refuse_stalled();
-            self.take_restored();
-            self.choose_chunk();
-            let (rows, cramped) = (&self.rows, &self.tight.cramped);
-            let goes_on = |id| rows.get(&id).is_some_and(Row::wants_token) && !cramped.contains(&id);
-            let round = self.scheduler.plan(self.prefill_rate, goes_on);
-            let nothing = round == Round::default() && self.in_flight.is_empty() && self.restoring.is_empty();
-            self.run_round(round);
-            if nothing {
-                self.unstick();
+            self.expire();
+            let mut nothing = true;
+            let turns = self.turns();
+            for key in &turns {
+                self.turn_to(*key);
+                nothing &= self.round();
             }
-            self.settle_allocator();
+            if nothing {
+                // One who gives way is enough, whoever it is: the others go on then.
+                turns.into_iter().any(|key| {
+                    self.turn_to(key);
+                    self.unstick()
+                });
+            }
             self.stalled = !self.spill_some() && nothing;
             self.publish(false);
         }
-        for (_, mut row) in std::mem::take(&mut self.rows) {
-            row.fail(EngineError::ShuttingDown);
-        }
-        for (_, waiting) in std::mem::take(&mut self.waiting) {
-            self.tell(waiting, EngineError::ShuttingDown);
-        }
-        for restoring in std::mem::take(&mut self.restoring).into_values() {
-            self.tell(restoring.into_request(), EngineError::ShuttingDown);
-        }
-        for following in std::mem::take(&mut self.following) {
-            self.tell(following.into_request(), EngineError::ShuttingDown);
-        }
+        self.end_all(&EngineError::ShuttingDown);
         let _ = hearth_mlx::synchronize();
         self.save(LONGEST_SAVE);
     }
 
+    /// One round of the current slot. True if there was nothing to do.
+    fn round(&mut self) -> bool {
+        self.drop_abandoned();
+        self.follow();
+        self.watch(false);
+        self.grow_rows();
+        self.admit();
+        self.refuse_stalled();
+        self.take_restored();
+        self.choose_chunk();
+        let slot = &mut self.slot;
+        let (rows, cramped) = (&slot.rows, &slot.tight.cramped);
+        let goes_on = |id| rows.get(&id).is_some_and(Row::wants_token) && !cramped.contains(&id);
+        let round = slot.scheduler.plan(slot.prefill_rate, goes_on);
+        let nothing = round == Round::default() && slot.in_flight.is_empty() && slot.restoring.is_empty();
+        self.run_round(round);
+        self.settle_allocator();
+        nothing
+    }
+
+    /// Tells everybody that there will be no answer.
+    fn end_all(&mut self, error: &EngineError) {
+        let keys: Vec<u64> = self.slots().map(|slot| slot.key).collect();
+        for key in keys {
+            self.turn_to(key);
+            let slot = &mut self.slot;
+            let mut ended: Vec<u64> = Vec::new();
+            for (id, mut row) in std::mem::take(&mut slot.rows) {
+                row.fail(error.clone());
+                ended.push(id);
+            }
+            let mut requests: Vec<Submitted> = std::mem::take(&mut slot.waiting).into_values().collect();
+            requests.extend(std::mem::take(&mut slot.restoring).into_values().map(Restoring::into_request));
+            requests.extend(std::mem::take(&mut slot.following).into_iter().map(Following::into_request));
+            ended.extend(requests.iter().map(|submitted| submitted.id));
+            requests.into_iter().for_each(|submitted| self.tell(submitted, error.clone()));
+            ended.into_iter().for_each(|id| self.left(id, |totals| totals.failed += 1));
+        }
+        for load in std::mem::take(&mut self.loads) {
+            self.refuse_load(load, error);
+        }
+    }
+
     /// Loads a model before the first round.
     pub fn load_now(&mut self, dir: &std::path::Path, id: &str) {
-        if let Err(error) = self.load(dir, id) {
+        if let Err(error) = self.load_again(dir, id) {
             tracing::error!(%error, "the model could not be loaded again");
         }
     }
@@ -247,41 +263,18 @@ impl<'a> Worker<'a> {
     /// After a panic: tells every row and forgets it.
     pub fn abandon(&mut self) {
         let _ = hearth_mlx::synchronize();
-        for (id, mut row) in std::mem::take(&mut self.rows) {
-            row.fail(EngineError::EngineLost);
-            self.left(id, |totals| totals.failed += 1);
-        }
-        for (id, waiting) in std::mem::take(&mut self.waiting) {
-            self.tell(waiting, EngineError::EngineLost);
-            self.left(id, |totals| totals.failed += 1);
-        }
-        for (id, restoring) in std::mem::take(&mut self.restoring) {
-            self.tell(restoring.into_request(), EngineError::EngineLost);
-            self.left(id, |totals| totals.failed += 1);
-        }
-        for following in std::mem::take(&mut self.following) {
-            let id = following.id();
-            self.tell(following.into_request(), EngineError::EngineLost);
-            self.left(id, |totals| totals.failed += 1);
-        }
+        self.end_all(&EngineError::EngineLost);
     }
 
     fn is_idle(&self) -> bool {
-        let rows = self.rows.is_empty() && self.waiting.is_empty() && self.draining.is_empty();
-        rows && self.restoring.is_empty()
-            && self.following.is_empty()
-            && self.in_flight.is_empty()
-            && self.spilling.is_idle()
+        let works = self.slots().any(Slot::is_busy) || !self.draining.is_empty() || !self.loads.is_empty();
+        !works && self.spilling.is_idle()
     }
 
     /// Takes what was asked since the last round; waits where there is nothing else to do. False at the end.
     fn take_commands(&mut self) -> bool {
         loop {
-            if self.rows.is_empty() && self.in_flight.is_empty() {
-                while let Some((dir, id, reply)) = self.loads.pop_front() {
-                    let _ = reply.send(self.load(&dir, &id));
-                }
-            }
+            self.take_loads();
             let command = if self.is_idle() {
                 self.publish(true);
                 match self.wait() {
@@ -289,7 +282,7 @@ impl<'a> Worker<'a> {
                     // An entry is due to move to disk.
                     None => return true,
                 }
-            } else if std::mem::take(&mut self.stalled) {
+            } else if std::mem::take(&mut self.stalled) || !self.loads.is_empty() && !self.slots().any(Slot::is_busy) {
                 self.commands.recv_timeout(PAUSE).map_err(|e| match e {
                     RecvTimeoutError::Timeout => TryRecvError::Empty,
                     RecvTimeoutError::Disconnected => TryRecvError::Disconnected,
@@ -298,10 +291,24 @@ impl<'a> Worker<'a> {
                 self.commands.try_recv()
             };
             match command {
-                Ok(Command::Load(dir, id, reply)) => self.loads.push_back((dir, id, reply)),
-                Ok(Command::Submit(submitted)) => {
-                    self.scheduler.add(submitted.id, submitted.request.prompt.len());
-                    self.waiting.insert(submitted.id, *submitted);
+                Ok(Command::Load(wanted, reply)) => self.want(wanted, Some(reply), None),
+                Ok(Command::Submit(submitted, wanted)) => self.submitted(*submitted, wanted),
+                Ok(Command::Unload(id, reply)) => drop(reply.send(self.unload(&id))),
+                Ok(Command::Pin(id, pinned)) => {
+                    if pinned {
+                        self.pins.insert(id)
+                    } else {
+                        self.pins.remove(&id)
+                    };
+                    self.show_models();
+                }
+                Ok(Command::Stay(id, stay)) => {
+                    let slot = std::iter::once(&mut self.slot).chain(&mut self.others);
+                    if let Some(slot) = slot.into_iter().find(|slot| slot.id() == Some(&id)) {
+                        slot.stay = Some(stay);
+                    }
+                    // What stays for no time leaves when it is done.
+                    return true;
                 }
                 Ok(Command::SetLimits(limits, reply)) => {
                     let _ = reply.send(self.set_limits(limits));
@@ -326,7 +333,8 @@ impl<'a> Worker<'a> {
         let settled = match self.commands.recv_timeout(SETTLE) {
             Err(RecvTimeoutError::Timeout) => {
                 self.rest();
-                match self.next_demotion() {
+                let due = self.next_demotion().into_iter().chain(self.next_expiry()).min();
+                match due {
                     Some(due) => self.commands.recv_timeout(due),
                     None => self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 }
@@ -352,39 +360,40 @@ impl<'a> Worker<'a> {
     /// Forgets rows whose client went away, and requests that waited too long.
     fn drop_abandoned(&mut self) {
         let longest = self.options.longest_pause;
-        for row in self.rows.values_mut() {
+        for row in self.slot.rows.values_mut() {
             row.flush();
         }
         let over = |row: &Row| row.is_abandoned() || row.paused_for() > longest;
-        let gone: Vec<u64> = self.rows.iter().filter(|(_, row)| over(row)).map(|(id, _)| *id).collect();
+        let gone: Vec<u64> = self.slot.rows.iter().filter(|(_, row)| over(row)).map(|(id, _)| *id).collect();
         for id in gone {
-            if let Some(mut row) = self.rows.remove(&id) {
+            if let Some(mut row) = self.slot.rows.remove(&id) {
                 self.keep(&mut row);
             }
             self.left(id, |totals| totals.cancelled += 1);
         }
         self.draining.retain_mut(|row| !row.flush() && !over(row));
-        let gone: Vec<u64> = self.restoring.iter().filter(|(_, r)| r.is_abandoned()).map(|(id, _)| *id).collect();
+        let gone: Vec<u64> = self.slot.restoring.iter().filter(|(_, r)| r.is_abandoned()).map(|(id, _)| *id).collect();
         for id in gone {
-            self.restoring.remove(&id);
+            self.slot.restoring.remove(&id);
             self.left(id, |totals| totals.cancelled += 1);
         }
         let (gone, stay): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.following).into_iter().partition(Following::is_abandoned);
-        self.following = stay;
+            std::mem::take(&mut self.slot.following).into_iter().partition(Following::is_abandoned);
+        self.slot.following = stay;
         for following in gone {
             self.left(following.id(), |totals| totals.cancelled += 1);
         }
-        for row in self.parked.values_mut() {
+        for row in self.slot.parked.values_mut() {
             row.flush();
         }
         // One that was parked is the first to go on: it does not wait for nothing.
         let longest = self.options.longest_wait;
-        let over =
-            |id: &u64, w: &Submitted| w.is_abandoned() || w.at.elapsed() > longest && !self.parked.contains_key(id);
-        let gone: Vec<u64> = self.waiting.iter().filter(|(id, w)| over(id, w)).map(|(id, _)| *id).collect();
+        let over = |id: &u64, w: &Submitted| {
+            w.is_abandoned() || w.at.elapsed() > longest && !self.slot.parked.contains_key(id)
+        };
+        let gone: Vec<u64> = self.slot.waiting.iter().filter(|(id, w)| over(id, w)).map(|(id, _)| *id).collect();
         for id in gone {
-            if let Some(waiting) = self.waiting.remove(&id) {
+            if let Some(waiting) = self.slot.waiting.remove(&id) {
                 let waited_s = waiting.at.elapsed().as_secs();
                 let too_long = EngineError::WaitedTooLong { waited_s, retry_after_s: 30 };
                 let error = self.no_memory(id).unwrap_or(too_long);
@@ -396,11 +405,11 @@ impl<'a> Worker<'a> {
 
     /// A row or a waiting request is gone.
     fn left(&mut self, id: u64, count: impl FnOnce(&mut hearth_core::stats::Totals)) {
-        self.scheduler.remove(id);
-        self.rooms.release(id);
-        self.tight.cramped.remove(&id);
-        self.refused.remove(&id);
-        self.parked.remove(&id);
+        self.slot.scheduler.remove(id);
+        self.slot.rooms.release(id);
+        self.slot.tight.cramped.remove(&id);
+        self.slot.refused.remove(&id);
+        self.slot.parked.remove(&id);
         self.shared.left(id, count);
         self.publish(true);
     }
@@ -409,7 +418,7 @@ impl<'a> Worker<'a> {
     fn fail(&mut self, ids: &[u64], error: &EngineError) {
         tracing::error!(rows = ids.len(), %error, "a step failed");
         for &id in ids {
-            if let Some(mut row) = self.rows.remove(&id) {
+            if let Some(mut row) = self.slot.rows.remove(&id) {
                 row.fail(error.clone());
                 self.retire(row);
                 self.left(id, |totals| totals.failed += 1);

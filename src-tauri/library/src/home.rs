@@ -143,6 +143,11 @@ impl Home {
         self.root.join("settings.toml")
     }
 
+    /// Other names of models, and settings of single ones.
+    pub fn models_toml(&self) -> PathBuf {
+        self.root.join("models.toml")
+    }
+
     /// The record of the serving process.
     pub fn server_json(&self) -> PathBuf {
         self.root.join("server.json")

@@ -67,8 +67,24 @@ impl Pretended {
 }
 
 impl Backend for Pretended {
-    fn models(&self) -> Vec<ModelCard> {
+    fn models(&self) -> BoxFuture<'_, Vec<ModelCard>> {
         self.script.models()
+    }
+
+    fn load_model<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Arc<ServedModel>, EngineError>> {
+        self.script.load_model(name)
+    }
+
+    fn unload_model<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<u64, EngineError>> {
+        self.script.unload_model(id)
+    }
+
+    fn pin_model(&self, id: &str, pinned: bool) {
+        self.script.pin_model(id, pinned);
+    }
+
+    fn keep_alive(&self, model: &ServedModel, stay: Option<Duration>) {
+        self.script.keep_alive(model, stay);
     }
 
     fn resolve<'a>(&'a self, name: Option<&'a str>) -> BoxFuture<'a, Result<Arc<ServedModel>, EngineError>> {
@@ -104,6 +120,7 @@ impl Backend for Pretended {
             prefilled: 812,
             generated: (self.started.elapsed().as_millis() / 25) as usize % 10_000,
             tokens_per_s: 41.7,
+            ..RowStats::default()
         });
         let hits = requests.saturating_sub(1);
         let ram = RamCacheStats {
@@ -126,15 +143,17 @@ impl Backend for Pretended {
             written: 640_000_000,
             ..SsdCacheStats::default()
         };
-        let model = self.script.models().into_iter().next().map(|card| ModelStats {
-            id: card.id,
+        let model = self.script.stats().model.map(|model| ModelStats {
             model_type: "qwen3".into(),
-            context: card.context,
             load_s: 2.4,
+            weights: WEIGHTS,
+            requests: active,
+            ..model
         });
         Stats {
             version: hearth_core::stats::STATS_VERSION,
             uptime_s: self.started.elapsed().as_secs_f64(),
+            models: model.iter().cloned().collect(),
             model,
             rows: rows.collect(),
             waiting: 0,

@@ -225,7 +225,7 @@ async fn is_served(state: &AppState, path: &str) -> bool {
 /// Makes one call over a connection of its own: the status and what to say of it.
 async fn call(state: &AppState, client: &str, dialect: &Dialect) -> Result<(u16, String), (u16, String)> {
     let lost = |e: &dyn std::fmt::Display| (0, format!("{} cannot be reached: {e}.", own_url(state)));
-    let model = state.backend().models().into_iter().next().map(|m| m.id).unwrap_or_default();
+    let model = state.backend().models().await.into_iter().next().map(|m| m.id).unwrap_or_default();
     let body = dialect.body.replace("\"MODEL\"", &json!(model).to_string());
     let method = if dialect.method == "GET" { Method::GET } else { Method::POST };
     let request = request(state, method, dialect.path)

@@ -117,6 +117,7 @@ impl ServerError {
                 | EngineError::ModelTooLarge { .. }
                 | EngineError::PromptTooLong { .. }
                 | EngineError::InvalidRequest { .. } => StatusCode::BAD_REQUEST,
+                EngineError::ModelBusy { .. } => StatusCode::CONFLICT,
                 EngineError::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
                 // No standard one says it, and clients must not try this request again by themselves.
                 EngineError::Cancelled => StatusCode::from_u16(499).unwrap_or(StatusCode::GONE),
@@ -163,6 +164,7 @@ impl ServerError {
                 | EngineError::PromptTooLong { .. } => Some("context_length_exceeded"),
                 EngineError::InsufficientMemory { .. } => Some("insufficient_memory"),
                 EngineError::ModelTooLarge { .. } => Some("model_too_large"),
+                EngineError::ModelBusy { .. } => Some("model_in_use"),
                 EngineError::InvalidRequest { .. } => None,
                 EngineError::Overloaded { .. } => Some("overloaded"),
                 EngineError::WaitedTooLong { .. } => Some("waited_too_long"),

@@ -16,7 +16,7 @@ use hearth_library::download::DownloadState;
 use hearth_machine::probes::{Probes, System};
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::broadcast::error::RecvError;
@@ -382,6 +382,10 @@ impl Known {
         if self.health.as_ref() != Some(&health) {
             hub.publish("health", &told(state, health.clone()));
             self.health = Some(health);
+        }
+        let of = |stats: &Stats| stats.models.iter().map(|m| (m.id.clone(), m.pinned)).collect::<BTreeSet<_>>();
+        if self.stats.as_ref().is_some_and(|old| of(old) != of(&stats)) {
+            hub.publish("models", &json!({}));
         }
         for action in stats.memory.guard.actions.iter().filter(|a| a.id > self.guard) {
             hub.publish("guard", action);

@@ -76,7 +76,8 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Submits the rows, and waits until the first of them is admitted.
+    /// Submits the rows, and waits until the first of them is admitted. `keep_alive` is how long the model is to stay
+    /// afterwards, where the request says so.
     ///
     /// # Errors
     /// What the engine refuses or fails with before that.
@@ -84,6 +85,7 @@ impl Running {
         state: &AppState,
         model: &Arc<ServedModel>,
         requests: Vec<(GenerateRequest, Option<Recorder>)>,
+        keep_alive: Option<Option<Duration>>,
     ) -> Result<Self, ServerError> {
         let (requests, recorders): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
         let (mut rows, mut watched) = (Vec::new(), Vec::new());
@@ -93,6 +95,9 @@ impl Running {
             state.inspector().queued(state, generation.id, model, prepared);
             watched.push(Watched { state: state.clone(), id: generation.id });
             rows.push(Some(generation));
+        }
+        if let Some(stay) = keep_alive {
+            state.backend().keep_alive(model, stay);
         }
         let mut running = Running { rows, recorders, watched, ready: VecDeque::new(), turn: 0 };
         match running.next().await {

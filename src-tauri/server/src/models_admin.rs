@@ -1,11 +1,14 @@
-//! The models on disk over HTTP: the list, and removing one; and the catalogue of models that could be.
+//! The models on disk over HTTP: the list, loading and unloading, pinning, and removing one; and the catalogue of models
+//! that could be.
 
+use crate::body::JsonObject;
 use crate::downloads::{manager, parameter, refused};
 use crate::error::ServerError;
 use crate::state::AppState;
 use axum::Json;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
+use hearth_core::EngineError;
 use hearth_core::stats::Health;
 use hearth_library::catalogue::{Catalogue, Preview};
 use hearth_library::remove::{self, Removal};
@@ -13,12 +16,17 @@ use hearth_library::scan;
 use hearth_library::shelf::{self, LibraryModel};
 use hearth_machine::chips;
 use percent_encoding::percent_decode_str;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// A load that ends within this time, well or not, is answered with its end.
+const MOMENT: Duration = Duration::from_millis(300);
 
 /// `GET /api/hearth/models`: every model on disk with what it can do and whether it fits; places that cannot be read now.
 pub(crate) async fn list(State(state): State<AppState>) -> Result<Json<Value>, ServerError> {
-    let (loaded, loading) = in_memory(&state);
+    let cards = state.backend().models().await;
+    let (_, loading) = in_memory(&state);
     let places = state.config().places.clone();
     let work = move || {
         let found = scan::scan(&places);
@@ -28,10 +36,12 @@ pub(crate) async fn list(State(state): State<AppState>) -> Result<Json<Value>, S
             .into_iter()
             .map(|entry| {
                 let model = shelf::describe(entry, &here);
-                let state = state_of(&model, loaded.as_deref(), loading.as_deref());
+                let card = cards.iter().find(|card| card.id == model.entry.id);
+                let loaded = card.is_some_and(|card| card.loaded);
+                let state = state_of(&model, loaded, loading.as_deref());
                 let mut value = serde_json::to_value(&model).unwrap_or_default();
                 value["state"] = state.into();
-                value["pinned"] = false.into();
+                value["pinned"] = card.is_some_and(|card| card.pinned).into();
                 value
             })
             .collect();
@@ -77,19 +87,81 @@ pub(crate) async fn preview(
     manager(&state)?.preview(&repo, &here).await.map(Json).map_err(refused)
 }
 
-/// The ids of the loaded and of the loading model.
-fn in_memory(state: &AppState) -> (Option<String>, Option<String>) {
+/// `POST /api/hearth/models/load {"model"}`: begins to load a model, and answers 202 with its id while it does; 200 where
+/// it is in memory within a moment. What goes wrong later is in `/health` and the log.
+pub(crate) async fn load(
+    State(state): State<AppState>,
+    JsonObject(body): JsonObject,
+) -> Result<(StatusCode, Json<Value>), ServerError> {
+    let name = named(&body, &["model"])?;
+    let backend = state.backend().clone();
+    let wanted = name.clone();
+    // It goes on when the client is gone.
+    let mut load = tokio::spawn(async move {
+        let loaded = backend.load_model(&wanted).await;
+        if let Err(error) = &loaded {
+            tracing::warn!(%error, "a model is not loaded");
+        }
+        loaded
+    });
+    match tokio::time::timeout(MOMENT, &mut load).await {
+        Err(_) => Ok((StatusCode::ACCEPTED, Json(json!({"model": name})))),
+        Ok(Ok(loaded)) => Ok((StatusCode::OK, Json(json!({"model": loaded?.id})))),
+        Ok(Err(error)) => Err(ServerError::Internal(error.to_string())),
+    }
+}
+
+/// `POST /api/hearth/models/unload {"model"}`: takes a model out of memory; the bytes that are free then.
+pub(crate) async fn unload(
+    State(state): State<AppState>,
+    JsonObject(body): JsonObject,
+) -> Result<Json<Value>, ServerError> {
+    let name = named(&body, &["model"])?;
+    let freed = state.backend().unload_model(&name).await?;
+    Ok(Json(json!({"model": name, "freed": freed})))
+}
+
+/// `POST /api/hearth/models/pin {"model", "pinned"}`: whether a model stays in memory whatever else is asked for.
+pub(crate) async fn pin(
+    State(state): State<AppState>,
+    JsonObject(body): JsonObject,
+) -> Result<Json<Value>, ServerError> {
+    let name = named(&body, &["model", "pinned"])?;
+    let pinned = body.get("pinned").and_then(Value::as_bool);
+    let pinned = pinned.ok_or_else(|| ServerError::param("pinned", "`pinned` must be true or false"))?;
+    let models = state.backend().models().await;
+    if !models.iter().any(|model| model.id == name) {
+        let available = models.into_iter().map(|model| model.id).collect();
+        return Err(EngineError::ModelNotFound { name, available }.into());
+    }
+    state.backend().pin_model(&name, pinned);
+    Ok(Json(json!({"model": name, "pinned": pinned})))
+}
+
+/// `model` of a body that has no other fields than these.
+fn named(body: &Map<String, Value>, fields: &[&str]) -> Result<String, ServerError> {
+    if let Some(name) = body.keys().find(|name| !fields.contains(&name.as_str())) {
+        return Err(ServerError::param(name, format!("expected {}; found `{name}`", fields.join(", "))));
+    }
+    match body.get("model").and_then(Value::as_str) {
+        Some(name) if !name.is_empty() => Ok(name.to_owned()),
+        _ => Err(ServerError::param("model", "`model` must be the id of a model")),
+    }
+}
+
+/// The ids of the loaded models and of the loading one.
+fn in_memory(state: &AppState) -> (Vec<String>, Option<String>) {
     let loading = match state.backend().health() {
         Health::Loading { model, .. } => Some(model),
         _ => None,
     };
-    (state.backend().stats().model.map(|m| m.id), loading)
+    (state.backend().stats().models.into_iter().map(|m| m.id).collect(), loading)
 }
 
-fn state_of(model: &LibraryModel, loaded: Option<&str>, loading: Option<&str>) -> &'static str {
+fn state_of(model: &LibraryModel, loaded: bool, loading: Option<&str>) -> &'static str {
     let id = Some(model.entry.id.as_str());
     match () {
-        () if loaded == id => "loaded",
+        () if loaded => "loaded",
         () if loading == id => "loading",
         () if model.entry.is_complete() => "on_disk",
         () => "incomplete",
@@ -116,7 +188,7 @@ pub(crate) async fn delete(
     let (loaded, loading) = in_memory(&state);
     let work = move || {
         let removal = planned(&model, &places)?;
-        if [loaded, loading].iter().flatten().any(|id| *id == removal.id) {
+        if loaded.iter().chain(&loading).any(|id| *id == removal.id) {
             return Err(ServerError::Refused {
                 status: StatusCode::CONFLICT,
                 code: "model_in_use",

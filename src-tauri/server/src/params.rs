@@ -5,9 +5,11 @@ use crate::error::ServerError;
 use crate::json::brief;
 use hearth_core::backend::ServedModel;
 use hearth_core::error::EngineError;
+use hearth_core::model_settings::stay;
 use hearth_core::sampling::{Hlg, SamplingParams};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Most stop strings in one request.
 const MOST_STOPS: usize = 16;
@@ -132,6 +134,8 @@ pub(crate) struct Common {
     pub(crate) stop: Vec<String>,
     pub(crate) return_token_ids: bool,
     pub(crate) ignore_eos: bool,
+    /// How long the model is to stay in memory without work, where the request says so.
+    pub(crate) keep_alive: Option<Option<Duration>>,
     sampling: Overrides,
 }
 
@@ -173,6 +177,10 @@ impl Common {
             stop: stops(f)?,
             return_token_ids: f.bool("return_token_ids")?.unwrap_or(false),
             ignore_eos: f.bool("ignore_eos")?.unwrap_or(false),
+            keep_alive: match f.get("keep_alive") {
+                Some(value) => Some(stay(value).map_err(|expected| f.refuse("keep_alive", expected, value))?),
+                None => None,
+            },
             sampling: Overrides::read(f)?,
         })
     }

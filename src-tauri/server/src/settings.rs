@@ -1,10 +1,12 @@
 //! The settings that the user changes in the dashboard: `settings.toml` in Hearth's home, edited so that comments and
 //! order stay, each value with where it comes from.
 
+mod models;
 mod routes;
 mod size;
 mod spec;
 
+pub use models::ModelsFile;
 pub(crate) use routes::{read, write};
 pub use spec::{Kind, SPECS, Spec};
 

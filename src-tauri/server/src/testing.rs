@@ -9,7 +9,7 @@ use hearth_core::stop::StopMatcher;
 use hearth_core::tokenizer::Tokenizer;
 use hearth_core::{EngineError, GenerateRequest, Limits, LimitsPreview};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -63,6 +63,9 @@ pub struct ScriptedBackend {
     limits: Mutex<Limits>,
     rows: Rows,
     requests: Mutex<Vec<GenerateRequest>>,
+    unloaded: Mutex<BTreeSet<String>>,
+    pins: Mutex<BTreeSet<String>>,
+    stays: Mutex<Vec<Option<Duration>>>,
     counts: Arc<Counts>,
     ids: AtomicU64,
 }
@@ -111,6 +114,9 @@ impl ScriptedBackend {
             }),
             rows: Rows::default(),
             requests: Mutex::default(),
+            unloaded: Mutex::default(),
+            pins: Mutex::default(),
+            stays: Mutex::default(),
             counts: Arc::default(),
             ids: AtomicU64::new(0),
         }
@@ -154,6 +160,11 @@ impl ScriptedBackend {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// How long models were asked to stay, in order.
+    pub fn stays(&self) -> Vec<Option<Duration>> {
+        lock(&self.stays).clone()
+    }
+
     /// Rows that are running.
     pub fn active(&self) -> usize {
         self.counts.active.load(Ordering::SeqCst)
@@ -171,9 +182,49 @@ impl ScriptedBackend {
 }
 
 impl Backend for ScriptedBackend {
-    fn models(&self) -> Vec<ModelCard> {
+    fn models(&self) -> BoxFuture<'_, Vec<ModelCard>> {
         let m = &self.model;
-        vec![ModelCard { id: m.id.clone(), created: m.created, loaded: true, context: m.context }]
+        let loaded = lock(&self.unloaded).is_empty();
+        let card = ModelCard {
+            id: m.id.clone(),
+            created: m.created,
+            loaded,
+            state: if loaded { "loaded" } else { "on_disk" },
+            pinned: lock(&self.pins).contains(&m.id),
+            context: m.context,
+        };
+        Box::pin(std::future::ready(vec![card]))
+    }
+
+    fn load_model<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Arc<ServedModel>, EngineError>> {
+        lock(&self.unloaded).clear();
+        self.resolve(Some(name))
+    }
+
+    fn unload_model<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<u64, EngineError>> {
+        let active = self.active();
+        let answer = if id != self.model.id {
+            Err(EngineError::ModelNotFound { name: id.to_owned(), available: vec![self.model.id.clone()] })
+        } else if active > 0 {
+            Err(EngineError::ModelBusy { model: id.to_owned(), requests: active })
+        } else {
+            lock(&self.unloaded).insert(id.to_owned());
+            Ok(TAKEN)
+        };
+        Box::pin(std::future::ready(answer))
+    }
+
+    fn pin_model(&self, id: &str, pinned: bool) {
+        let mut pins = lock(&self.pins);
+        if pinned {
+            pins.insert(id.to_owned())
+        } else {
+            pins.remove(id)
+        };
+    }
+
+    fn keep_alive(&self, _: &ServedModel, stay: Option<Duration>) {
+        lock(&self.stays).push(stay);
     }
 
     fn resolve<'a>(&'a self, name: Option<&'a str>) -> BoxFuture<'a, Result<Arc<ServedModel>, EngineError>> {
@@ -217,9 +268,18 @@ impl Backend for ScriptedBackend {
 
     fn stats(&self) -> Stats {
         let m = &self.model;
-        let model = ModelStats { id: m.id.clone(), context: m.context, ..ModelStats::default() };
+        let pinned = lock(&self.pins).contains(&m.id);
+        let model = ModelStats { id: m.id.clone(), context: m.context, pinned, ..ModelStats::default() };
+        let model = Some(model).filter(|_| lock(&self.unloaded).is_empty());
         let cache = lock(&self.cache).0.clone();
-        Stats { version: STATS_VERSION, model: Some(model), max_rows: 8, cache, ..Stats::default() }
+        Stats {
+            version: STATS_VERSION,
+            models: model.iter().cloned().collect(),
+            model,
+            max_rows: 8,
+            cache,
+            ..Stats::default()
+        }
     }
 
     fn flush_cache(&self) -> BoxFuture<'_, Result<CacheFlush, EngineError>> {

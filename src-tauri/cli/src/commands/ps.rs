@@ -4,7 +4,7 @@ use crate::args::DataArgs;
 use crate::commands::running;
 use crate::failure::Failure;
 use crate::output::{self, size};
-use hearth_core::stats::{GuardLevel, GuardStats, Health, PressureLevel, Stats};
+use hearth_core::stats::{GuardLevel, GuardStats, Health, ModelStats, PressureLevel, Stats};
 use hearth_library::home::Home;
 use serde_json::json;
 
@@ -42,7 +42,13 @@ fn summary(health: &Health, stats: &Stats) -> String {
     let model = match (health, &stats.model) {
         (Health::Loading { model, percent }, _) => format!("{model}, loading ({percent} %)"),
         (Health::Failed { message }, _) => format!("failed: {message}"),
-        (_, Some(m)) => format!("{} ({}, {} tokens context)", m.id, m.model_type, m.context),
+        (_, Some(_)) => {
+            let one = |m: &ModelStats| {
+                let pinned = if m.pinned { ", pinned" } else { "" };
+                format!("{} ({}, {} tokens context, {}{pinned})", m.id, m.model_type, m.context, size(m.weights))
+            };
+            stats.models.iter().map(one).collect::<Vec<_>>().join("\n        ")
+        }
         (_, None) => "none loaded".to_owned(),
     };
     let (memory, totals) = (&stats.memory, &stats.totals);

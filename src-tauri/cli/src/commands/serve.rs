@@ -7,13 +7,14 @@ use crate::failure::Failure;
 use crate::output;
 use hearth_core::Backend;
 use hearth_core::stats::CacheStats;
-use hearth_engine::{CacheOptions, EngineHandle, EngineOptions};
+use hearth_engine::{CacheOptions, EngineHandle, EngineOptions, Serving};
 use hearth_host::unclean::{self, Recorder};
 use hearth_host::{Host, HostError, Saved, has_to_be_saved, leave_at_once};
 use hearth_library::download::DownloadManager;
 use hearth_library::home::{Home, Ownership};
 use hearth_library::scan::{ModelEntry, Places};
 use hearth_library::{learned::Log, marker};
+use hearth_server::settings::ModelsFile;
 use hearth_server::{Learning, ServerConfig, StartError};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -38,12 +39,8 @@ pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
             config.host
         )));
     }
-    let config = ServerConfig {
-        places: Places::standard(home, &settings.model_folders()),
-        logs: args.logs.clone(),
-        settings: settings.clone(),
-        ..config
-    };
+    let places = Places::standard(home, &settings.model_folders());
+    let config = ServerConfig { places: places.clone(), logs: args.logs.clone(), settings: settings.clone(), ..config };
     let cache = cache(&args, home)?;
     // From here on a signal ends the server in order, however early it comes.
     let (stop, running) = stop_on_signals()?;
@@ -82,6 +79,7 @@ pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
         context: args.engine.context.map(|n| n as usize),
         memory: local::memory(&args.engine),
         cache,
+        serving: serving(&args, &places, home),
         ..EngineOptions::default()
     })?;
     let _ = running.set((host.engine().clone(), host.recorder().clone()));
@@ -141,6 +139,20 @@ fn cut_short(cache: &CacheStats) -> Option<String> {
             output::size(cache.ram.bytes)
         )
     })
+}
+
+/// Which models are served: the one that was named, by any name, or all that are on disk.
+fn serving(args: &ServeArgs, places: &Places, home: &Home) -> Serving {
+    let file = ModelsFile::open(&home.models_toml());
+    for problem in &file.problems {
+        eprintln!("{problem}");
+    }
+    Serving {
+        places: args.model.is_none().then(|| places.clone()),
+        aliases: file.aliases,
+        models: file.models,
+        ttl: args.model_ttl.and_then(|stay| stay.0),
+    }
 }
 
 /// The prompt cache's settings.

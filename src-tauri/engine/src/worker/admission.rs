@@ -2,6 +2,7 @@
 //! starts.
 
 use super::Worker;
+use super::slots::Slot;
 use crate::cache::{Kind, LayerCache};
 use crate::disk::{Parts, RestoreEvent};
 use crate::error::Result;
@@ -79,17 +80,17 @@ pub(super) fn parts(model: &Loaded) -> Parts {
 impl Worker<'_> {
     /// Starts a row from the best that the prompt cache has; the disk only where it has more than memory.
     pub(super) fn begin(&mut self, submitted: Submitted) {
-        let Some(model) = &self.model else { return self.refuse(submitted, EngineError::EngineLost) };
+        let Some(model) = &self.slot.model else { return self.refuse(submitted, EngineError::EngineLost) };
         let prompt = &submitted.request.prompt;
         let held = self.cache.longest(&model.namespace, prompt).map_or(0, |hit| hit.tokens);
         let in_memory = self.spilling.longest(&model.namespace, prompt).max(held);
         if let Some((leader, shared)) = self.leader(prompt, in_memory) {
             // What both begin with is computed once: the leader leaves its state there.
-            self.scheduler.stop_at(leader, shared);
-            if let Some(row) = self.rows.get_mut(&leader) {
+            self.slot.scheduler.stop_at(leader, shared);
+            if let Some(row) = self.slot.rows.get_mut(&leader) {
                 row.keep_at.push(shared);
             }
-            self.following.push(Following { submitted, leader, shared });
+            self.slot.following.push(Following { submitted, leader, shared });
             return;
         }
         let found =
@@ -98,11 +99,11 @@ impl Worker<'_> {
             Some((disk, found)) => {
                 let tokens = found.tokens();
                 // What memory has of it is not needed where it has no room beside what comes from disk.
-                let over = self.ledger(self.rooms.least_chunk()).short(0);
+                let over = self.ledger(self.slot.rooms.least_chunk()).short(0);
                 self.give_way(over, None);
                 let events = disk.restore(found, room_for(tokens as u64 + 1) as usize);
                 let restoring = Restoring { submitted, events, caches: Vec::new(), tokens };
-                self.restoring.insert(restoring.submitted.id, restoring);
+                self.slot.restoring.insert(restoring.submitted.id, restoring);
             }
             None => self.begin_from_memory(submitted),
         }
@@ -118,7 +119,7 @@ impl Worker<'_> {
             // Both have at least their last token to compute.
             shared.min(prompt.len() - 1).min(row.request.prompt.len() - 1)
         };
-        let ahead = self.rows.iter().filter(|(_, row)| row.next.is_none());
+        let ahead = self.slot.rows.iter().filter(|(_, row)| row.next.is_none());
         let worth = ahead.map(|(id, row)| (*id, shared(row), row.prefilled));
         let worth = worth.filter(|(_, shared, done)| *shared >= cached + COLD && shared > done);
         worth.max_by_key(|(_, shared, _)| *shared).map(|(id, shared, _)| (id, shared))
@@ -126,16 +127,16 @@ impl Worker<'_> {
 
     /// Starts the requests whose leader is where they part, or gone.
     pub(super) fn follow(&mut self) {
-        for following in std::mem::take(&mut self.following) {
-            match self.rows.get(&following.leader) {
-                Some(row) if row.prefilled < following.shared => self.following.push(following),
+        for following in std::mem::take(&mut self.slot.following) {
+            match self.slot.rows.get(&following.leader) {
+                Some(row) if row.prefilled < following.shared => self.slot.following.push(following),
                 _ => self.begin(following.submitted),
             }
         }
     }
 
     fn begin_from_memory(&mut self, submitted: Submitted) {
-        let Some(model) = &self.model else { return self.refuse(submitted, EngineError::EngineLost) };
+        let Some(model) = &self.slot.model else { return self.refuse(submitted, EngineError::EngineLost) };
         let (namespace, prompt) = (model.namespace, &submitted.request.prompt);
         let hit = self.cache.longest(&namespace, prompt);
         if let Some((state, tokens)) = self.spilling.lend(&namespace, prompt, hit.map_or(0, |hit| hit.tokens)) {
@@ -162,12 +163,13 @@ impl Worker<'_> {
     /// moment where there is nothing else to do.
     pub(super) fn take_restored(&mut self) {
         let until = Instant::now() + DISK_PAUSE;
-        let ids: Vec<u64> = self.restoring.keys().copied().collect();
+        let ids: Vec<u64> = self.slot.restoring.keys().copied().collect();
         for id in ids {
             loop {
-                let alone = self.rows.is_empty() && self.in_flight.is_empty();
+                let alone = self.slot.rows.is_empty() && self.slot.in_flight.is_empty();
+                let alone = alone && !self.others.iter().any(Slot::is_busy);
                 let patience = if alone { until.saturating_duration_since(Instant::now()) } else { Duration::ZERO };
-                let Some(restoring) = self.restoring.get_mut(&id) else { break };
+                let Some(restoring) = self.slot.restoring.get_mut(&id) else { break };
                 let event = match restoring.events.recv_timeout(patience) {
                     Ok(event) => event,
                     Err(RecvTimeoutError::Timeout) => break,
@@ -175,7 +177,7 @@ impl Worker<'_> {
                         RestoreEvent::Failed { message: "the reading thread ended".into() }
                     }
                 };
-                let outcome = match (event, &self.model) {
+                let outcome = match (event, &self.slot.model) {
                     (RestoreEvent::Layer { strips, wholes }, Some(model)) => {
                         take_layer(model, restoring, strips, wholes).map(|()| false).map_err(|e| e.to_string())
                     }
@@ -188,14 +190,14 @@ impl Worker<'_> {
                 match outcome {
                     Ok(false) => {}
                     Ok(true) => {
-                        if let Some(done) = self.restoring.remove(&id) {
+                        if let Some(done) = self.slot.restoring.remove(&id) {
                             let state = Lent { caches: done.caches, attachments: Vec::new() };
                             self.start(done.submitted, state, done.tokens);
                         }
                     }
                     Err(message) => {
                         tracing::warn!("a prompt is not continued from disk: {message}");
-                        if let Some(failed) = self.restoring.remove(&id) {
+                        if let Some(failed) = self.slot.restoring.remove(&id) {
                             self.begin_from_memory(failed.submitted);
                         }
                     }
@@ -211,7 +213,7 @@ impl Worker<'_> {
 
     /// Starts a row whose first `cached` prompt tokens are in this state (empty, where nothing is cached).
     fn start(&mut self, submitted: Submitted, mut state: Lent, cached: usize) {
-        let Some(model) = &self.model else { return self.refuse(submitted, EngineError::EngineLost) };
+        let Some(model) = &self.slot.model else { return self.refuse(submitted, EngineError::EngineLost) };
         if cached == 0 {
             state.caches = LayerCache::for_layout(&model.layout);
         }
@@ -220,10 +222,10 @@ impl Worker<'_> {
             stops.push(CONVERT_AT);
         }
         let (id, request) = (submitted.id, &submitted.request);
-        if let Some(mut row) = self.parked.remove(&id) {
+        if let Some(mut row) = self.slot.parked.remove(&id) {
             row.go_on(state, cached);
-            self.rows.insert(id, row);
-            self.scheduler.start(id, cached, stops);
+            self.slot.rows.insert(id, row);
+            self.slot.scheduler.start(id, cached, stops);
             return;
         }
         let sampler = RowSampler::new(
@@ -242,17 +244,17 @@ impl Worker<'_> {
         let keep_at: Vec<usize> = request.boundaries.iter().copied().filter(worth).collect();
         stops.extend(&keep_at);
         stops.sort_unstable();
-        let largest = self.sizes.as_ref().and_then(|sizes| sizes.largest_context(self.fixed.budget));
+        let largest = self.slot.sizes.as_ref().and_then(|sizes| sizes.largest_context(self.fixed.budget));
         let context = largest.map_or(model.served.context, |largest| model.served.context.min(largest as usize));
         let mut row = Row::new(submitted, state, cached, sampler, context);
         row.keep_at = keep_at;
-        self.rows.insert(id, row);
-        self.scheduler.start(id, cached, stops);
+        self.slot.rows.insert(id, row);
+        self.slot.scheduler.start(id, cached, stops);
     }
 
     /// Tells whoever waits that there will be no answer.
     pub(super) fn tell(&mut self, submitted: Submitted, error: EngineError) {
-        match self.parked.remove(&submitted.id) {
+        match self.slot.parked.remove(&submitted.id) {
             Some(mut row) => {
                 row.fail(error);
                 self.retire(row);

@@ -36,8 +36,8 @@ impl Worker<'_> {
         }
         // With a step dispatched its tokens stay unread until the next one is on its way.
         let keep = usize::from(dispatched);
-        while self.in_flight.len() > keep {
-            let Some(step) = self.in_flight.pop_front() else { break };
+        while self.slot.in_flight.len() > keep {
+            let Some(step) = self.slot.in_flight.pop_front() else { break };
             if let Err(e) = self.read(&step) {
                 self.fail(&step.rows, &e.into());
             }
@@ -46,11 +46,11 @@ impl Worker<'_> {
 
     /// Computes these prompt tokens; rows whose prompt is complete draw their first token.
     fn prefill(&mut self, parts: Vec<(u64, usize)>) -> Result<()> {
-        let Some(loaded) = &self.model else { return Ok(()) };
+        let Some(loaded) = &self.slot.model else { return Ok(()) };
         let started = Instant::now();
         let (mut ids, mut segments_of) = (Vec::new(), Vec::new());
         for (id, n) in &parts {
-            if let Some(row) = self.rows.get_mut(id) {
+            if let Some(row) = self.slot.rows.get_mut(id) {
                 ids.extend(row.tokens(row.prefilled, *n));
                 segments_of.push((*id, *n, std::mem::take(&mut row.caches)));
             }
@@ -62,11 +62,11 @@ impl Worker<'_> {
         let mut at = 0u32;
         for (id, n, caches) in segments_of {
             at += n as u32;
-            if let Some(row) = self.rows.get_mut(&id) {
+            if let Some(row) = self.slot.rows.get_mut(&id) {
                 row.caches = caches;
                 row.prefilled += n;
-                if self.scheduler.prefilled(id, n) {
-                    self.rooms.decodes(id);
+                if self.slot.scheduler.prefilled(id, n) {
+                    self.slot.rooms.decodes(id);
                     // One that was parked has its next token already.
                     if row.next.is_none() {
                         complete.push(id);
@@ -83,9 +83,9 @@ impl Worker<'_> {
             let logits = loaded.model.logits(&hidden)?;
             self.draw(&complete, &logits)?;
         }
-        let rows = parts.iter().filter_map(|(id, _)| self.rows.get(id));
+        let rows = parts.iter().filter_map(|(id, _)| self.slot.rows.get(id));
         let tensors = rows.flat_map(|row| row.caches.iter().flat_map(LayerCache::tensors));
-        eval(tensors.chain(self.in_flight.back().map(|step| &*step.tokens)))?;
+        eval(tensors.chain(self.slot.in_flight.back().map(|step| &*step.tokens)))?;
         for (id, _) in &parts {
             self.after_chunk(*id)?;
         }
@@ -93,10 +93,10 @@ impl Worker<'_> {
         // A few tokens cost as much as many: they say nothing about the speed of a chunk.
         if total >= LEAST_MEASURED {
             let rate = total as f64 / started.elapsed().as_secs_f64().max(1e-6);
-            self.prefill_rate = Some(self.prefill_rate.map_or(rate, |old| 0.7 * old + 0.3 * rate));
+            self.slot.prefill_rate = Some(self.slot.prefill_rate.map_or(rate, |old| 0.7 * old + 0.3 * rate));
         }
         for (id, _) in &parts {
-            if let Some(row) = self.rows.get_mut(id) {
+            if let Some(row) = self.slot.rows.get_mut(id) {
                 row.report_prefill();
             }
         }
@@ -106,11 +106,11 @@ impl Worker<'_> {
 
     /// Dispatches one step of these rows.
     fn decode(&mut self, ids: &[u64]) -> Result<()> {
-        let Some(loaded) = &self.model else { return Ok(()) };
+        let Some(loaded) = &self.slot.model else { return Ok(()) };
         let input = self.inputs(ids)?;
         let mut caches = Vec::with_capacity(ids.len());
         for id in ids {
-            if let Some(row) = self.rows.get_mut(id) {
+            if let Some(row) = self.slot.rows.get_mut(id) {
                 caches.push(std::mem::take(&mut row.caches));
             }
         }
@@ -118,7 +118,7 @@ impl Worker<'_> {
         let hidden = loaded.model.forward(&input, &mut Step::new(segments))?;
         let logits = loaded.model.logits(&hidden)?;
         for (id, caches) in ids.iter().zip(caches) {
-            if let Some(row) = self.rows.get_mut(id) {
+            if let Some(row) = self.slot.rows.get_mut(id) {
                 row.caches = caches;
             }
         }
@@ -134,7 +134,7 @@ impl Worker<'_> {
     /// The tokens that these rows' next step starts from, `[rows]`: usually the last step's, as they are.
     fn inputs(&self, ids: &[u64]) -> Result<Tensor> {
         let pending: Vec<&Pending> =
-            ids.iter().filter_map(|id| self.rows.get(id)).filter_map(|row| row.next.as_ref()).collect();
+            ids.iter().filter_map(|id| self.slot.rows.get(id)).filter_map(|row| row.next.as_ref()).collect();
         if let Some(first) = pending.first() {
             let whole = first.tokens.dim(0) as usize == pending.len();
             let same = |(i, p): (usize, &&Pending)| p.index == i && Rc::ptr_eq(&p.tokens, &first.tokens);
@@ -150,11 +150,11 @@ impl Worker<'_> {
     /// Draws a token for each of these rows from the logits `[rows, vocab]`, and dispatches.
     fn draw(&mut self, ids: &[u64], logits: &Tensor) -> Result<()> {
         let logits = logits.astype(Dtype::F32)?;
-        let logits = match &self.padding {
+        let logits = match &self.slot.padding {
             Some(padding) => logits.add(padding)?,
             None => logits,
         };
-        let plain = ids.iter().filter_map(|id| self.rows.get(id)).all(|row| row.sampler.is_plain());
+        let plain = ids.iter().filter_map(|id| self.slot.rows.get(id)).all(|row| row.sampler.is_plain());
         let normalizer = logits.logsumexp_axis(-1)?;
         let (tokens, sampled) = if plain {
             let logprobs = logits.subtract(&normalizer)?;
@@ -162,7 +162,7 @@ impl Worker<'_> {
         } else {
             let mut drawn = Vec::with_capacity(ids.len());
             for (i, id) in ids.iter().enumerate() {
-                if let Some(row) = self.rows.get_mut(id) {
+                if let Some(row) = self.slot.rows.get_mut(id) {
                     drawn.push(row.sampler.sample(&logits.slice(0, i as i32, i as i32 + 1)?)?);
                 }
             }
@@ -176,19 +176,19 @@ impl Worker<'_> {
         async_eval([&tokens, &normalizer].into_iter().chain(reports))?;
         let tokens = Rc::new(tokens);
         for (index, id) in ids.iter().enumerate() {
-            if let Some(row) = self.rows.get_mut(id) {
+            if let Some(row) = self.slot.rows.get_mut(id) {
                 row.next = Some(Pending { tokens: tokens.clone(), index });
                 row.sampled += 1;
             }
         }
-        self.in_flight.push_back(InFlight { rows: ids.to_vec(), tokens, sampled, normalizer });
+        self.slot.in_flight.push_back(InFlight { rows: ids.to_vec(), tokens, sampled, normalizer });
         Ok(())
     }
 
     /// Waits for a step's tokens and gives them to their rows, as far as those are still there.
     fn read(&mut self, step: &InFlight) -> Result<()> {
         let tokens = step.tokens.to_vec_u32()?;
-        let Some(served) = self.model.as_ref().map(|m| m.served.clone()) else { return Ok(()) };
+        let Some(served) = self.slot.model.as_ref().map(|m| m.served.clone()) else { return Ok(()) };
         let normalizer = step.normalizer.to_vec_f32()?;
         let mut read = 0;
         for (((id, token), report), normalizer) in step.rows.iter().zip(tokens).zip(&step.sampled).zip(normalizer) {
@@ -196,11 +196,11 @@ impl Worker<'_> {
                 self.fail(&[*id], &EngineError::Compute { message: NOT_A_NUMBER.into() });
                 continue;
             }
-            let Some(row) = self.rows.get_mut(id) else { continue };
+            let Some(row) = self.slot.rows.get_mut(id) else { continue };
             read += 1;
             let first = row.ids.is_empty();
             if row.take(token_info(token, report, row.request.logprobs)?, &served) == Outcome::Finished {
-                if let Some(mut row) = self.rows.remove(id) {
+                if let Some(mut row) = self.slot.rows.remove(id) {
                     self.keep(&mut row);
                     self.retire(row);
                 }

@@ -20,6 +20,10 @@ const LITTLE: u64 = 1 << 20;
 pub(super) struct Watch {
     looked: Option<Instant>,
     acted: Option<Instant>,
+    /// Bytes that the process holds and the ledger does not know of, beyond the reserve.
+    pub excess: u64,
+    /// What the system can still give.
+    pub available: Option<u64>,
 }
 
 fn due(since: Option<Instant>, time: Duration) -> bool {
@@ -33,11 +37,11 @@ impl Worker<'_> {
             return;
         }
         self.watch.looked = Some(Instant::now());
-        self.tight.available = self.options.memory.pressure.0.available();
-        let ledger = self.ledger(self.rooms.least_chunk());
+        self.watch.available = self.options.memory.pressure.0.available();
+        let ledger = self.ledger(self.slot.rooms.least_chunk());
         let known = self.baseline.saturating_add(self.allocated()).saturating_add(ledger.reserve);
-        self.tight.excess = self.options.memory.pressure.0.own().map_or(0, |own| own.saturating_sub(known));
-        let used = ledger.total().saturating_add(self.tight.excess);
+        self.watch.excess = self.options.memory.pressure.0.own().map_or(0, |own| own.saturating_sub(known));
+        let used = ledger.total().saturating_add(self.watch.excess);
         let level = self.guard.see(used, ledger.budget);
         let pressure = self.guard.pressure();
         let why = match pressure {
@@ -47,7 +51,7 @@ impl Worker<'_> {
                 format!("{} of the budget of {} are in use", readable(used), readable(ledger.budget))
             }
         };
-        let stops = level == GuardLevel::Hard && !(self.rooms.is_empty() && pressure != PressureLevel::Critical);
+        let stops = level == GuardLevel::Hard && !(self.is_alone() && pressure != PressureLevel::Critical);
         self.guard.set_admitting(!stops, || why.clone());
         if level == GuardLevel::Normal {
             return;
@@ -87,7 +91,7 @@ impl Worker<'_> {
 
     /// Bytes of the ledger that are allocated now, between two rounds, without the reserve.
     pub(super) fn allocated(&mut self) -> u64 {
-        let rows: u64 = self.rows.values().map(Row::cache_bytes).sum();
+        let rows: u64 = self.slots().flat_map(|slot| slot.rows.values()).map(Row::cache_bytes).sum();
         let on_its_way = self.spilling_bytes() + self.disk.map_or(0, |disk| disk.backlog());
         let kept = hearth_mlx::cache_memory().unwrap_or(0) as u64;
         self.fixed.weights + rows + self.cache.bytes() + on_its_way + kept

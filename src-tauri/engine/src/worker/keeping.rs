@@ -9,7 +9,7 @@ use hearth_mlx::async_eval;
 impl Worker<'_> {
     /// Keeps the state of a row that ends: its prompt as far as it was computed, and its answer as ids.
     pub(super) fn keep(&mut self, row: &mut Row) {
-        let Some(namespace) = self.model.as_ref().map(|m| m.namespace).filter(|_| self.keeps()) else { return };
+        let Some(namespace) = self.slot.model.as_ref().map(|m| m.namespace).filter(|_| self.keeps()) else { return };
         let Some(tokens) = row.cached_sequence() else { return };
         let caches = std::mem::take(&mut row.caches);
         // All of it was dispatched with the row's last step; an entry never holds a graph that was not.
@@ -31,8 +31,8 @@ impl Worker<'_> {
     /// After a chunk of a row's prompt was computed: quantizes its keys and values, where that is asked for, and keeps
     /// its state at a boundary.
     pub(super) fn after_chunk(&mut self, id: u64) -> Result<()> {
-        let Some(model) = &self.model else { return Ok(()) };
-        let Some(row) = self.rows.get_mut(&id) else { return Ok(()) };
+        let Some(model) = &self.slot.model else { return Ok(()) };
+        let Some(row) = self.slot.rows.get_mut(&id) else { return Ok(()) };
         for (cache, bits) in row.caches.iter_mut().zip(&model.kv_bits) {
             if let Some(bits) = bits {
                 cache.quantize(*bits)?;
@@ -47,13 +47,13 @@ impl Worker<'_> {
     /// Keeps a running row's state as an entry, of which the row goes on with a view. What is attached belongs to the
     /// whole prompt, so that a row with attachments has no boundaries.
     fn snapshot(&mut self, id: u64) {
-        let Some(row) = self.rows.get(&id) else { return };
+        let Some(row) = self.slot.rows.get(&id) else { return };
         let copy = row.cache_bytes();
         if !row.attachments.is_empty() || !self.has_spare_room(copy) {
             return;
         }
-        let Some(namespace) = self.model.as_ref().map(|m| m.namespace) else { return };
-        let Some(row) = self.rows.get_mut(&id) else { return };
+        let Some(namespace) = self.slot.model.as_ref().map(|m| m.namespace) else { return };
+        let Some(row) = self.slot.rows.get_mut(&id) else { return };
         let Some(tokens) = row.cached_sequence() else { return };
         let length = tokens.len();
         let caches = std::mem::take(&mut row.caches);
@@ -64,7 +64,7 @@ impl Worker<'_> {
             }
             Put::TooLarge(entry) | Put::Invalid(entry) => entry.caches,
         };
-        if let Some(row) = self.rows.get_mut(&id) {
+        if let Some(row) = self.slot.rows.get_mut(&id) {
             row.caches = caches;
         }
     }

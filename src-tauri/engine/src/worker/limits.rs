@@ -29,13 +29,15 @@ impl Worker<'_> {
         }
         if let Some(rows) = asked.max_rows {
             self.max_rows = rows;
-            self.scheduler.set_max_rows(rows);
+            for slot in std::iter::once(&mut self.slot).chain(&mut self.others) {
+                slot.scheduler.set_max_rows(rows);
+            }
         }
         if let Some(context) = asked.context {
             self.context = Some(context).filter(|&n| n > 0);
         }
         let (context, budget) = (self.context, self.fixed.budget);
-        let shown = self.shared.update(|state| {
+        self.shared.update(|state| {
             state.limits = Limits {
                 budget: Some(budget),
                 cache_ram: asked.cache_ram.or(state.limits.cache_ram),
@@ -47,19 +49,20 @@ impl Worker<'_> {
             if asked.budget.is_some() {
                 state.stats.memory.ledger.budget_from = "api".to_owned();
             }
-            if let (Some(served), Some(sizes)) = (&state.served, &state.sizes) {
-                let context = limits::context(sizes, context, budget);
-                state.served = Some(Arc::new(ServedModel { context, ..(**served).clone() }));
-                if let Some(model) = &mut state.stats.model {
-                    model.context = context;
-                }
-            }
-            limits::shown(state)
         });
-        if let (Some(model), Some(served)) = (&mut self.model, self.shared.update(|state| state.served.clone())) {
-            model.served = served;
+        for slot in std::iter::once(&mut self.slot).chain(&mut self.others) {
+            if let (Some(model), Some(sizes)) = (&mut slot.model, &slot.sizes) {
+                let own = self.options.serving.of(&model.served.id).context;
+                let context = limits::context(sizes, context.or(own), budget);
+                model.served = Arc::new(ServedModel { context, ..(*model.served).clone() });
+            }
         }
-        self.refuse_impossible();
+        self.show_models();
+        let shown = self.shared.update(|state| limits::shown(state));
+        for key in self.slots().map(|slot| slot.key).collect::<Vec<_>>() {
+            self.turn_to(key);
+            self.refuse_impossible();
+        }
         self.watch(true);
         self.publish(true);
         Ok(shown)
@@ -68,15 +71,15 @@ impl Worker<'_> {
     /// Refuses requests that waited and can never fit into the budget as it is now. A row that was parked goes on as
     /// far as it gets.
     fn refuse_impossible(&mut self) {
-        let (Some(sizes), Some(model)) = (self.sizes.clone(), &self.model) else { return };
+        let (Some(sizes), Some(model)) = (self.slot.sizes.clone(), &self.slot.model) else { return };
         let (context, budget) = (model.served.context, self.fixed.budget);
-        let never = self.waiting.iter().filter_map(|(id, waiting)| {
+        let never = self.slot.waiting.iter().filter_map(|(id, waiting)| {
             let error = limits::check_prompt(waiting.request.prompt.len(), context, &sizes, budget).err()?;
             Some((*id, error))
         });
         for (id, error) in never.collect::<Vec<_>>() {
-            let Some(waiting) = self.waiting.remove(&id) else { continue };
-            match self.parked.remove(&id) {
+            let Some(waiting) = self.slot.waiting.remove(&id) else { continue };
+            match self.slot.parked.remove(&id) {
                 Some(mut row) => {
                     row.end_here();
                     self.retire(row);
@@ -112,28 +115,31 @@ impl Worker<'_> {
                 tracing::warn!(%error, "MLX's {name} limit is not set");
             }
         }
-        if let Some(sizes) = self.sizes.take() {
-            let sizes = Arc::new((*sizes).clone().with_limits(self.fixed.reserve, cache));
-            self.shared.update(|state| state.sizes = Some(sizes.clone()));
-            self.sizes = Some(sizes);
+        let reserve = self.fixed.reserve;
+        for slot in std::iter::once(&mut self.slot).chain(&mut self.others) {
+            slot.sizes = slot.sizes.take().map(|sizes| Arc::new((*sizes).clone().with_limits(reserve, cache)));
         }
     }
 
     /// Ends a request by its number, wherever it is.
     pub(super) fn cancel(&mut self, id: u64) {
         let error = EngineError::Cancelled;
-        if let Some(mut row) = self.rows.remove(&id) {
+        if let Some(key) = self.slot_with(id) {
+            self.turn_to(key);
+        }
+        if let Some(mut row) = self.slot.rows.remove(&id) {
             row.fail(error);
             self.keep(&mut row);
             self.retire(row);
-        } else if let Some(waiting) = self.waiting.remove(&id) {
+        } else if let Some(waiting) = self.slot.waiting.remove(&id) {
             self.tell(waiting, error);
-        } else if let Some(restoring) = self.restoring.remove(&id) {
+        } else if let Some(restoring) = self.slot.restoring.remove(&id) {
             self.tell(restoring.into_request(), error);
-        } else if let Some(place) = self.following.iter().position(|following| following.id() == id) {
-            let following = self.following.remove(place);
+        } else if let Some(place) = self.slot.following.iter().position(|following| following.id() == id) {
+            let following = self.slot.following.remove(place);
             self.tell(following.into_request(), error);
         } else {
+            self.cancel_wanted(id);
             return;
         }
         self.left(id, |totals| totals.cancelled += 1);

@@ -13,11 +13,12 @@ impl Worker<'_> {
             return;
         }
         self.published = Instant::now();
-        let rows = self.rows.iter().map(|(&id, row)| RowStats {
+        let all = self.slots().flat_map(|slot| slot.rows.iter().map(move |(id, row)| (slot, *id, row)));
+        let rows = all.map(|(slot, id, row)| RowStats {
             id,
             phase: match (row.next.is_some(), row.is_paused()) {
                 (_, true) => "paused",
-                (true, _) if self.tight.cramped.contains(&id) => "waiting",
+                (true, _) if slot.tight.cramped.contains(&id) => "waiting",
                 (true, _) => "decode",
                 (false, _) => "prefill",
             }
@@ -26,22 +27,32 @@ impl Worker<'_> {
             prefilled: row.prefilled.min(row.request.prompt.len()),
             generated: row.ids.len(),
             tokens_per_s: row.tokens_per_s(),
+            model: slot.id().unwrap_or_default().to_owned(),
         });
-        let (rows, kv): (Vec<_>, u64) = (rows.collect(), self.rows.values().map(Row::cache_bytes).sum());
-        let waiting = self.scheduler.waiting();
+        let mut rows: Vec<RowStats> = rows.collect();
+        rows.sort_by_key(|row| row.id);
+        let kv: u64 = self.slots().flat_map(|slot| slot.rows.values()).map(Row::cache_bytes).sum();
+        let waiting = self.slots().map(|slot| slot.scheduler.waiting()).sum::<usize>() + self.wanted();
         let mut cache = CacheStats { ram: self.cache.stats(), ssd: self.disk.map(Disk::stats).unwrap_or_default() };
         cache.ram.waiting = self.spilling_bytes();
         let mut ledger = self.ledger(self.guard.chunk() as u64);
         if ledger.short(0) > 0 {
             // Rows came or went: the next round has the chunks that there is room for.
-            ledger = self.ledger(self.rooms.least_chunk());
+            ledger = self.ledger(self.slot.rooms.least_chunk());
         }
         // A row's first tokens are kept as computed before they are quantized.
         ledger.kv = ledger.kv.max(kv);
         let (allocated, guard, entries) = (self.allocated(), self.guard.stats(), self.cache.sizes());
-        let largest = self.sizes.as_ref().and_then(|sizes| sizes.largest_context(ledger.budget)).unwrap_or(0);
+        let last = self.slots().filter(|slot| slot.model.is_some()).max_by_key(|slot| slot.used);
+        let sizes = last.and_then(|slot| slot.sizes.as_ref());
+        let largest = sizes.and_then(|sizes| sizes.largest_context(ledger.budget)).unwrap_or(0);
+        let requests: Vec<(String, usize)> =
+            self.slots().filter_map(|slot| Some((slot.id()?.to_owned(), slot.requests()))).collect();
         self.shared.update(|state| {
             state.stats.cache = cache;
+            for model in &mut state.stats.models {
+                model.requests = requests.iter().find(|(id, _)| *id == model.id).map_or(0, |(_, n)| *n);
+            }
             state.stats.rows = rows;
             state.stats.waiting = waiting;
             state.allocated = allocated;

@@ -2,7 +2,6 @@
 //! long, and everything when a flush asks for it.
 
 use super::Worker;
-use super::admission::parts;
 use crate::cache::{LayerCache, Lease};
 use crate::disk::{Cleared, Flushed, Namespace, Piece, Progress, Ticket};
 use crate::error::Result;
@@ -142,9 +141,10 @@ impl Worker<'_> {
     /// A little of the way to disk. True if something was done.
     pub(super) fn spill_some(&mut self) -> bool {
         let Some(disk) = self.disk else { return false };
-        disk.set_busy(!self.rows.is_empty());
+        let busy = self.slots().any(|slot| !slot.rows.is_empty());
+        disk.set_busy(busy);
         self.demote_idle();
-        let idle = self.rows.is_empty() && self.in_flight.is_empty();
+        let idle = !busy && self.slots().all(|slot| slot.in_flight.is_empty());
         let mut budget = if idle { PER_IDLE_ROUND } else { PER_ROUND };
         let mut progress = false;
         while budget > 0 && disk.backlog() < BACKLOG {
@@ -172,7 +172,7 @@ impl Worker<'_> {
 
     /// Hands layers of a spill's next piece over. False where that has to wait.
     fn fill(&mut self, spill: &mut Spill, budget: &mut usize) -> Result<bool> {
-        let (Some(disk), Some(model)) = (self.disk, &self.model) else {
+        let Some(disk) = self.disk else {
             spill.pieces.clear();
             return Ok(true);
         };
@@ -186,7 +186,9 @@ impl Worker<'_> {
             return Ok(true);
         };
         if spill.ticket.is_none() {
-            let plan = disk.plan(&entry.namespace, &entry.tokens, entry.min_reusable(), parts(model));
+            // One whose model is gone was saved when that left.
+            let Some(parts) = self.parts_of(&entry.namespace) else { return Ok(true) };
+            let plan = disk.plan(&entry.namespace, &entry.tokens, entry.min_reusable(), parts);
             (spill.pieces, spill.ticket) = (plan.pieces.into(), Some(plan.ticket));
         }
         while *budget > 0

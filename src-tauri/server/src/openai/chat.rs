@@ -91,10 +91,10 @@ async fn start(state: AppState, request: ChatRequest) -> Result<(Running, ChatEn
         usage: Usage::default(),
         model: model.clone(),
     };
-    let (stop, ignore_eos) = (common.stop, common.ignore_eos);
+    let (stop, ignore_eos, keep_alive) = (common.stop, common.ignore_eos, common.keep_alive);
     let recorder = Recorder::new(state.transcripts().clone(), model.clone(), memo, &prompt);
     let row = GenerateRequest { prompt, max_tokens, sampling, stop, logprobs, ignore_eos, boundaries };
-    let running = Running::start(&state, &model, vec![(row, Some(recorder))]).await?;
+    let running = Running::start(&state, &model, vec![(row, Some(recorder))], keep_alive).await?;
     Ok((running, encoder))
 }
 

@@ -214,7 +214,7 @@ async fn start(state: AppState, request: CompletionRequest) -> Result<(Running, 
         };
         (row, recorder)
     });
-    let running = Running::start(&state, &model, rows.collect()).await?;
+    let running = Running::start(&state, &model, rows.collect(), common.keep_alive).await?;
     Ok((running, encoder))
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 /// `GET /v1/models`.
 pub(crate) async fn list(State(state): State<AppState>) -> Json<Value> {
-    let data: Vec<Value> = state.backend().models().iter().map(card).collect();
+    let data: Vec<Value> = state.backend().models().await.iter().map(card).collect();
     Json(json!({"object": "list", "data": data}))
 }
 
@@ -19,7 +19,7 @@ pub(crate) async fn list(State(state): State<AppState>) -> Json<Value> {
 pub(crate) async fn one(State(state): State<AppState>, request: Request) -> Result<Json<Value>, ServerError> {
     let raw = request.uri().path().strip_prefix("/v1/models/").unwrap_or_default();
     let name = percent_decode_str(raw).decode_utf8_lossy();
-    let models = state.backend().models();
+    let models = state.backend().models().await;
     match models.iter().find(|m| m.id == name) {
         Some(model) => Ok(Json(card(model))),
         None => {
@@ -36,6 +36,8 @@ fn card(model: &ModelCard) -> Value {
         "created": model.created,
         "owned_by": "hearth",
         "loaded": model.loaded,
+        "state": model.state,
+        "pinned": model.pinned,
         "max_model_len": model.context,
     })
 }

@@ -1,0 +1,168 @@
+//! From the name in a request to a model in memory: an exact id, another name, or a part of one that fits only one model.
+
+use super::{EngineHandle, Serving};
+use crate::worker::{Command, Wanted};
+use hearth_core::backend::ModelCard;
+use hearth_core::stats::Health;
+use hearth_core::{CoreError, EngineError, ServedModel};
+use hearth_library::LibraryError;
+use hearth_library::scan::{self, ModelEntry};
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// Longest name that is an alias of an alias of …
+const LONGEST_CHAIN: usize = 8;
+
+impl Serving {
+    /// What a name stands for.
+    fn meant<'a>(&'a self, name: &'a str) -> &'a str {
+        let mut name = name;
+        for _ in 0..LONGEST_CHAIN {
+            match self.aliases.get(name) {
+                Some(other) => name = other,
+                None => break,
+            }
+        }
+        name
+    }
+}
+
+impl EngineHandle {
+    /// The model that a request means; loads it where it is not in memory.
+    pub(super) async fn find(&self, name: Option<&str>) -> Result<Arc<ServedModel>, EngineError> {
+        match (name, self.options.serving.places.is_some()) {
+            // One model is served, and it answers to any name; its real id is in the response.
+            (_, false) | (None, _) => self.current(name).await,
+            (Some(name), true) => self.named(name).await,
+        }
+    }
+
+    /// The model that was used last.
+    async fn current(&self, name: Option<&str>) -> Result<Arc<ServedModel>, EngineError> {
+        let wanted = self.shared.update(|state| match (&state.served, &state.health, &state.wanted) {
+            (Some(model), _, _) => Ok(Ok(model.clone())),
+            (None, Health::Failed { message }, _) => {
+                Err(EngineError::ModelUnusable(CoreError::Folder(message.clone())))
+            }
+            (None, _, Some((id, dir))) => Ok(Err((id.clone(), dir.clone()))),
+            (None, _, None) => {
+                Err(EngineError::ModelNotFound { name: name.unwrap_or("").to_owned(), available: Vec::new() })
+            }
+        })?;
+        match wanted {
+            Ok(model) => Ok(model),
+            Err((id, dir)) => self.ask_for(id, dir, true).await,
+        }
+    }
+
+    /// The model of this name.
+    async fn named(&self, name: &str) -> Result<Arc<ServedModel>, EngineError> {
+        let name = self.options.serving.meant(name);
+        let resident = |fits: &dyn Fn(&str) -> bool| {
+            self.shared.update(|state| {
+                let mut all = state.models.iter().filter(|m| fits(&m.served.id)).map(|m| m.served.clone());
+                all.next().filter(|_| all.next().is_none())
+            })
+        };
+        if let Some(model) = resident(&|id| id == name) {
+            return Ok(model);
+        }
+        match self.on_disk(name).await {
+            Ok(entry) => match resident(&|id| id == entry.id) {
+                Some(model) => Ok(model),
+                None => self.ask_for(entry.id, entry.path, true).await,
+            },
+            Err(error) => {
+                // A model that was loaded by its folder is in no place that is searched.
+                let lower = name.to_lowercase();
+                if let Some(model) = resident(&|id| id.to_lowercase().contains(&lower)) {
+                    return Ok(model);
+                }
+                match error {
+                    // With one model there is no doubt who is meant.
+                    EngineError::ModelNotFound { available, .. } if available.len() <= 1 => {
+                        self.current(Some(name)).await
+                    }
+                    error => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Loads a model by the name that somebody gave it.
+    pub(super) async fn load_by_name(&self, name: &str) -> Result<Arc<ServedModel>, EngineError> {
+        let name = self.options.serving.meant(name);
+        let here = self.shared.update(|state| {
+            let exact = state.models.iter().find(|model| model.served.id == name);
+            exact.map(|model| model.served.clone())
+        });
+        match here {
+            Some(model) => Ok(model),
+            None => {
+                let entry = self.on_disk(name).await?;
+                self.ask_for(entry.id, entry.path, false).await
+            }
+        }
+    }
+
+    /// Waits for a model to be in memory.
+    async fn ask_for(&self, id: String, dir: PathBuf, for_request: bool) -> Result<Arc<ServedModel>, EngineError> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::Load(Wanted { id, dir, for_request }, reply));
+        answer.await.map_err(|_| EngineError::EngineLost)?
+    }
+
+    async fn on_disk(&self, name: &str) -> Result<ModelEntry, EngineError> {
+        let places = self.options.serving.places.clone().unwrap_or_default();
+        let wanted = name.to_owned();
+        let found = tokio::task::spawn_blocking(move || scan::resolve_id(&wanted, &places)).await;
+        found.map_err(|_| EngineError::EngineLost)?.map_err(|error| match error {
+            LibraryError::NotFound { name, available } => EngineError::ModelNotFound { name, available },
+            LibraryError::Ambiguous { name, candidates } => EngineError::ModelNotFound { name, available: candidates },
+            other => EngineError::ModelUnusable(CoreError::Folder(other.to_string())),
+        })
+    }
+
+    /// Every model that a request may name.
+    pub(super) async fn cards(&self) -> Vec<ModelCard> {
+        let (mut cards, pins, loading) = self.shared.update(|state| {
+            let card = |m: &super::Resident| ModelCard {
+                id: m.served.id.clone(),
+                created: m.served.created,
+                loaded: true,
+                state: "loaded",
+                pinned: m.stats.pinned,
+                context: m.served.context,
+            };
+            let loading = match &state.health {
+                Health::Loading { model, .. } => Some(model.clone()),
+                _ => None,
+            };
+            (state.models.iter().map(card).collect::<Vec<_>>(), state.pins.clone(), loading)
+        });
+        if let Some(places) = self.options.serving.places.clone() {
+            let found = tokio::task::spawn_blocking(move || scan::scan(&places).models).await.unwrap_or_default();
+            for entry in found.into_iter().filter(ModelEntry::is_complete) {
+                if cards.iter().any(|card| card.id == entry.id) {
+                    continue;
+                }
+                cards.push(ModelCard {
+                    created: created(&entry),
+                    loaded: false,
+                    state: if loading.as_ref() == Some(&entry.id) { "loading" } else { "on_disk" },
+                    pinned: pins.contains(&entry.id),
+                    context: entry.context.unwrap_or(0) as usize,
+                    id: entry.id,
+                });
+            }
+        }
+        cards
+    }
+}
+
+/// Seconds since the epoch at which its config was written.
+fn created(entry: &ModelEntry) -> u64 {
+    let written = std::fs::metadata(entry.path.join("config.json")).and_then(|meta| meta.modified());
+    written.ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs())
+}

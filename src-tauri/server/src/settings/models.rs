@@ -1,0 +1,179 @@
+//! `models.toml` in Hearth's home: other names for models, and settings of single models. A person writes it; what is
+//! wrong in it is named with its line and left out, and the rest works.
+
+use hearth_core::model_settings::{ModelSettings, stay};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+use toml_edit::{Document, Item, TableLike};
+
+/// Sampling defaults that a model can have here: as in `generation_config.json`.
+const SAMPLING: [&str; 5] = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"];
+const NAMES: &str = "context, kv_bits, pin, ttl, template, temperature, top_p, top_k, min_p or repetition_penalty";
+
+/// What the file says.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ModelsFile {
+    /// Other names, and what they stand for.
+    pub aliases: BTreeMap<String, String>,
+    /// Settings by model id.
+    pub models: BTreeMap<String, ModelSettings>,
+    /// What is wrong in it, a sentence each with file, line and key.
+    pub problems: Vec<String>,
+}
+
+impl ModelsFile {
+    /// Reads the file; one that is not there says nothing. Paths in it are relative to its folder.
+    pub fn open(path: &Path) -> Self {
+        match std::fs::read_to_string(path) {
+            Ok(text) => Self::read(&text, path),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Self::default(),
+            Err(e) => Self { problems: vec![format!("{}: {e}", path.display())], ..Self::default() },
+        }
+    }
+
+    fn read(text: &str, path: &Path) -> Self {
+        let mut file = Self::default();
+        let document = match Document::parse(text) {
+            Ok(document) => document,
+            Err(e) => {
+                let line = line_of(text, e.span());
+                let message = e.message().lines().next().unwrap_or_default().to_owned();
+                file.problems.push(format!("{}:{line}: {message}; nothing in it is used", path.display()));
+                return file;
+            }
+        };
+        let mut problems = Vec::new();
+        for (name, item) in document.iter() {
+            let mut wrong = |key: &str, item: &Item, expected: &str| {
+                let line = line_of(text, item.span());
+                let found = item.to_string();
+                problems.push(format!(
+                    "{}:{line}: `{key}` of \"{name}\" must be {expected}; it is {}",
+                    path.display(),
+                    found.trim()
+                ));
+            };
+            let Some(table) = item.as_table_like() else {
+                wrong(name, item, "a table: [aliases], or [\"MODEL\"]");
+                continue;
+            };
+            if name == "aliases" {
+                for (alias, item) in table.iter() {
+                    match item.as_str() {
+                        Some(model) if !model.is_empty() => {
+                            file.aliases.insert(alias.to_owned(), model.to_owned());
+                        }
+                        _ => wrong(alias, item, "the name of a model"),
+                    }
+                }
+                continue;
+            }
+            file.models.insert(name.to_owned(), settings_of(table, path, &mut wrong));
+        }
+        file.problems = problems;
+        file
+    }
+}
+
+fn settings_of(table: &dyn TableLike, path: &Path, wrong: &mut dyn FnMut(&str, &Item, &str)) -> ModelSettings {
+    let mut settings = ModelSettings::default();
+    for (key, item) in table.iter() {
+        let number = item.as_integer();
+        match key {
+            "context" => match number.and_then(|n| usize::try_from(n).ok()).filter(|n| (2..=1 << 30).contains(n)) {
+                Some(context) => settings.context = Some(context),
+                None => wrong(key, item, "a number of tokens, 2 or more"),
+            },
+            "kv_bits" => match number {
+                Some(bits @ (4 | 8)) => settings.kv_bits = Some(bits as u8),
+                _ => wrong(key, item, "4 or 8"),
+            },
+            "pin" => match item.as_bool() {
+                Some(pin) => settings.pin = pin,
+                None => wrong(key, item, "true or false"),
+            },
+            "ttl" => match stay(&json_of(item)) {
+                Ok(time) => settings.stay = Some(time),
+                Err(expected) => wrong(key, item, expected),
+            },
+            "template" => {
+                let file = item.as_str().map(|file| path.parent().unwrap_or(Path::new("")).join(file));
+                match file.map(std::fs::read_to_string) {
+                    Some(Ok(source)) => settings.template = Some(source),
+                    Some(Err(e)) => wrong(key, item, &format!("a file that can be read ({e})")),
+                    None => wrong(key, item, "the path of a Jinja file"),
+                }
+            }
+            _ if SAMPLING.contains(&key) => match json_of(item) {
+                value @ Value::Number(_) => {
+                    settings.sampling.insert(key.to_owned(), value);
+                }
+                _ => wrong(key, item, "a number"),
+            },
+            _ => wrong(key, item, &format!("something else: there are {NAMES}")),
+        }
+    }
+    settings
+}
+
+fn json_of(item: &Item) -> Value {
+    match (item.as_integer(), item.as_float(), item.as_str()) {
+        (Some(n), ..) => n.into(),
+        (_, Some(x), _) => x.into(),
+        (.., Some(text)) => text.into(),
+        _ => Value::Null,
+    }
+}
+
+fn line_of(text: &str, span: Option<std::ops::Range<usize>>) -> usize {
+    let at = span.map_or(0, |span| span.start.min(text.len()));
+    text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_file_as_a_person_writes_it() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("mine.jinja"), "{{ messages }}").unwrap();
+        let path = dir.path().join("models.toml");
+        std::fs::write(
+            &path,
+            "# names that programs are set to\n[aliases]\n\"gpt-4o\" = \"org/Big\" # the good one\n\n\
+             [\"org/Big\"]\ncontext = 8192\nkv_bits = 8\npin = true\nttl = \"10m\"\ntemplate = \"mine.jinja\"\n\
+             temperature = 0.5\ntop_k = 40\n",
+        )
+        .unwrap();
+        let file = ModelsFile::open(&path);
+        assert_eq!(file.problems, [""; 0]);
+        assert_eq!(file.aliases["gpt-4o"], "org/Big");
+        let big = &file.models["org/Big"];
+        assert_eq!((big.context, big.kv_bits, big.pin), (Some(8192), Some(8), true));
+        assert_eq!(big.stay, Some(Some(Duration::from_secs(600))));
+        assert_eq!(big.template.as_deref(), Some("{{ messages }}"));
+        assert_eq!(big.sampling["temperature"], 0.5);
+        assert_eq!(big.sampling["top_k"], 40);
+        assert_eq!(ModelsFile::open(&dir.path().join("none.toml")), ModelsFile::default());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line_and_the_rest_works() {
+        let path = Path::new("/h/models.toml");
+        let text = "[aliases]\ngpt = 4\nother = \"b\"\n[a]\ncontext = \"much\"\npin = true\nmood = 1\n";
+        let file = ModelsFile::read(text, path);
+        assert_eq!(file.aliases, BTreeMap::from([("other".to_owned(), "b".to_owned())]));
+        assert!(file.models["a"].pin);
+        let starts = ["/h/models.toml:2: `gpt`", "/h/models.toml:5: `context` of \"a\"", "/h/models.toml:7: `mood`"];
+        assert_eq!(file.problems.len(), 3, "{:?}", file.problems);
+        for (problem, start) in file.problems.iter().zip(starts) {
+            assert!(problem.starts_with(start), "{problem}");
+        }
+        let broken = ModelsFile::read("[a]\npin = true\nx = = 1\n", path);
+        assert!(broken.models.is_empty());
+        assert!(broken.problems[0].starts_with("/h/models.toml:3:"), "{:?}", broken.problems);
+    }
+}
