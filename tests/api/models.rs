@@ -1,6 +1,6 @@
 //! Models over HTTP: loading, unloading and pinning by the admin, and how long a request lets its model stay.
 
-use crate::http::{CHAT, answer, client, get, message, post};
+use crate::http::{answer, client, get, post};
 use crate::support::{Server, eventually, start, start_with};
 use hearth_server::ServerConfig;
 use hearth_server::testing::{ScriptedBackend, Step, TAKEN};
@@ -58,8 +58,8 @@ async fn a_model_is_unloaded_loaded_and_pinned() {
 async fn a_model_with_work_is_not_unloaded() {
     let s = with_admin(ScriptedBackend::new(|_| vec![Step::Text("Hel".into()), Step::Hang])).await;
     let id = card(&s).await["id"].clone();
-    let (url, body) = (s.url.clone(), json!({"messages": [message("user", "x")]}));
-    let hangs = tokio::spawn(async move { post(&url, CHAT, &body).await });
+    let (url, body) = (s.url.clone(), json!({"messages": [{"role": "user", "content": "x"}]}));
+    let hangs = tokio::spawn(async move { post(&url, "/v1/chat/completions", &body).await });
     eventually("the row", || s.backend.active() == 1).await;
     let (status, refusal) = tell(&s, "unload", json!({"model": id})).await;
     assert_eq!((status, &refusal["error"]["code"]), (409, &json!("model_in_use")));
@@ -72,8 +72,8 @@ async fn a_model_with_work_is_not_unloaded() {
 async fn a_request_says_how_long_its_model_stays() {
     let s = start(ScriptedBackend::saying("ok")).await;
     let ask = async |keep: Value| {
-        let body = json!({"messages": [message("user", "x")], "keep_alive": keep});
-        post(&s.url, CHAT, &body).await
+        let body = json!({"messages": [{"role": "user", "content": "x"}], "keep_alive": keep});
+        post(&s.url, "/v1/chat/completions", &body).await
     };
     for keep in [json!(0), json!("5m"), json!(-1), Value::Null] {
         assert_eq!(ask(keep.clone()).await.0, 200, "{keep}");

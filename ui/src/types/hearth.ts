@@ -28,9 +28,13 @@ version: number,
  */
 uptime_s: number, 
 /**
- * The loaded model, if any.
+ * The loaded model, if any; of several the one that was used last.
  */
 model: ModelStats | null, 
+/**
+ * All models in memory, the one that was used last first.
+ */
+models: Array<ModelStats>, 
 /**
  * Rows being computed.
  */
@@ -72,7 +76,19 @@ context: number,
 /**
  * Seconds the load took.
  */
-load_s: number, };
+load_s: number, 
+/**
+ * Bytes of its weights.
+ */
+weights: number, 
+/**
+ * Whether it stays in memory whatever else is asked for.
+ */
+pinned: boolean, 
+/**
+ * Requests for it that wait or run.
+ */
+requests: number, };
 
 export type RowStats = { 
 /**
@@ -98,7 +114,11 @@ generated: number,
 /**
  * Decode speed in tokens per second.
  */
-tokens_per_s: number, };
+tokens_per_s: number, 
+/**
+ * The id of its model.
+ */
+model: string, };
 
 export type Totals = { 
 /**
@@ -262,7 +282,7 @@ id: number,
  */
 at: number, 
 /**
- * `shrink_chunk`, `restore_chunk`, `trim_allocator`, `demote`, `stop_admission`, `resume` or `park_row`.
+ * `shrink_chunk`, `restore_chunk`, `trim_allocator`, `demote`, `stop_admission`, `resume`, `park_row` or `unload`.
  */
 what: string, 
 /**
