@@ -49,7 +49,7 @@ pub fn stay(value: &Value) -> Result<Option<Duration>, &'static str> {
     let seconds = number * unit;
     match seconds {
         _ if !seconds.is_finite() => Err(EXPECTED),
-        _ if seconds < 0.0 || seconds > LONGEST => Ok(None),
+        _ if !(0.0..=LONGEST).contains(&seconds) => Ok(None),
         _ => Ok(Some(Duration::from_secs_f64(seconds))),
     }
 }

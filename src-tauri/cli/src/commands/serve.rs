@@ -170,7 +170,6 @@ fn cache(args: &ServeArgs, home: &Home) -> Result<CacheOptions, Failure> {
         dir: Some(dir),
         kv_bits: flags.kv_bits.as_deref().and_then(|bits| bits.parse().ok()),
         idle: Duration::from_secs(flags.cache_idle.into()),
-        ..CacheOptions::default()
     })
 }
 
@@ -251,16 +250,19 @@ async fn refused(e: StartError) -> Failure {
     }
 }
 
+/// The engine and what records it, once there are any.
+type Running = Arc<OnceLock<(EngineHandle, Recorder)>>;
+
 /// Turns true at the first SIGINT, SIGTERM or SIGHUP. A second one ends the process at once, and says what the engine
 /// has not saved, once there is one.
-fn stop_on_signals() -> Result<(watch::Receiver<bool>, Arc<OnceLock<(EngineHandle, Recorder)>>), Failure> {
+fn stop_on_signals() -> Result<(watch::Receiver<bool>, Running), Failure> {
     let mut signals = Vec::new();
     for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
         signals.push(signal(kind).map_err(|e| Failure::no(format!("cannot watch for signals: {e}")))?);
     }
     let (send, receive) = watch::channel(false);
     let seen = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let running = Arc::new(OnceLock::<(EngineHandle, Recorder)>::new());
+    let running = Running::default();
     for mut one in signals {
         let (send, seen, running) = (send.clone(), seen.clone(), running.clone());
         tokio::spawn(async move {
