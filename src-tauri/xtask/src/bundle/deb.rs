@@ -36,8 +36,7 @@ pub fn run(ws: &Workspace, profile: Profile, out: &Path) -> Result<Vec<PathBuf>>
         place(&program(ws, profile, name), &to, 0o755)?;
         sh::run_quiet(Command::new("strip").arg("--strip-unneeded").arg(&to))?;
         // What the build wrote there is a folder of the machine that built it.
-        let path = format!("$ORIGIN/../../{LIBRARIES}/mlx/lib");
-        sh::run_quiet(Command::new("patchelf").args(["--set-rpath", &path]).arg(&to))?;
+        sh::run_quiet(Command::new("patchelf").args(["--set-rpath", "$ORIGIN/../lib/hearth/mlx/lib"]).arg(&to))?;
     }
     libraries(&setup::linux(ws)?.dir.join("wheel"), &tree.join(LIBRARIES))?;
     write(&tree.join("usr/share/applications/hearth.desktop"), ENTRY)?;
