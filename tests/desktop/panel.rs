@@ -20,6 +20,9 @@ type Notes = Arc<Mutex<Vec<(String, String)>>>;
 struct Watcher(Icons);
 
 #[zbus::interface(name = "org.kde.StatusNotifierWatcher")]
+/// A menu item as D-Bus has it: number, properties, children.
+type MenuItem = (i32, HashMap<String, OwnedValue>, Vec<OwnedValue>);
+
 impl Watcher {
     fn register_status_notifier_item(&self, service: &str, #[zbus(header)] header: Header<'_>) {
         let sender = header.sender().map(ToString::to_string).unwrap_or_default();
@@ -118,8 +121,7 @@ impl Panel {
             let item = Proxy::new(&self.connection, bus.clone(), path.clone(), ITEM)?;
             let menu: zbus::zvariant::OwnedObjectPath = item.get_property("Menu")?;
             let menu = Proxy::new(&self.connection, bus.clone(), menu, MENU)?;
-            let all: (u32, (i32, HashMap<String, OwnedValue>, Vec<OwnedValue>)) =
-                menu.call("GetLayout", &(0_i32, -1_i32, Vec::<String>::new()))?;
+            let all: (u32, MenuItem) = menu.call("GetLayout", &(0_i32, -1_i32, Vec::<String>::new()))?;
             Ok((menu, all.1.2.iter().filter_map(line).collect()))
         };
         match read() {
