@@ -20,9 +20,6 @@ type Notes = Arc<Mutex<Vec<(String, String)>>>;
 struct Watcher(Icons);
 
 #[zbus::interface(name = "org.kde.StatusNotifierWatcher")]
-/// A menu item as D-Bus has it: number, properties, children.
-type MenuItem = (i32, HashMap<String, OwnedValue>, Vec<OwnedValue>);
-
 impl Watcher {
     fn register_status_notifier_item(&self, service: &str, #[zbus(header)] header: Header<'_>) {
         let sender = header.sender().map(ToString::to_string).unwrap_or_default();
@@ -99,6 +96,9 @@ pub struct Panel {
     icons: Icons,
     notes: Notes,
 }
+
+/// A menu item as D-Bus has it: number, properties, children.
+type MenuItem = (i32, HashMap<String, OwnedValue>, Vec<OwnedValue>);
 
 impl Panel {
     /// A panel on this bus.
