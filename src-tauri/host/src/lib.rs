@@ -205,6 +205,8 @@ impl Host {
     /// # Errors
     /// [`LibraryError::Io`] when the home cannot be written.
     pub fn loaded(&mut self, entry: &ModelEntry, model: &ServedModel) -> Result<(), LibraryError> {
+        // At once: a server that is killed right after it said `ready` was not loading any more.
+        self.recorder.update(&self.engine.health(), &self.engine.stats());
         self.home.set_last_model(&name_of(entry))?;
         self.record.model = Some(model.id.clone());
         self.lock.publish(&self.record)

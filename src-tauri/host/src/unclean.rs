@@ -106,7 +106,7 @@ impl Recorder {
     }
 
     /// What the engine says now. `name` is how `hearth serve` would find a model again.
-    fn update(&self, health: &Health, stats: &Stats) {
+    pub(crate) fn update(&self, health: &Health, stats: &Stats) {
         let mut record = self.lock();
         let (id, loading) = match health {
             Health::Ready { model } => (model, false),
