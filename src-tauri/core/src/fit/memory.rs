@@ -113,7 +113,8 @@ impl Sizing {
             weights: self.kept.total,
             kv: self.row_bytes(context),
             prefill_transient,
-            allocator_cache: prefill_transient.min(match self.device {
+            // What a chunk frees for the next one; the floats of the first chunk are another moment's.
+            allocator_cache: self.layer(context.min(CHUNK), context).min(match self.device {
                 Device::Gpu => MOST_ALLOCATOR,
                 Device::Cpu => MOST_ALLOCATOR_CPU,
             }),
@@ -198,13 +199,17 @@ impl Sizing {
     /// * where they are quantized, those of the first chunk as floats;
     /// * on a CPU without room to unpack weights: the largest matrix as f32.
     pub fn transient(&self, chunk: u64, context: u64) -> u64 {
+        self.layer(chunk, context) + self.unconverted(chunk, context) + self.kept.unpacked_at_once
+    }
+
+    /// What a layer holds while a chunk of a row of `context` tokens is computed; grows with both.
+    fn layer(&self, chunk: u64, context: u64) -> u64 {
         let (shape, element) = (&self.shape, self.element);
         let residual = 6 * chunk * shape.hidden * element;
         let attention = shape.states.iter().map(|state| self.attention(state, chunk, context)).max().unwrap_or(0);
         let mlp = chunk * (3 * shape.mlp_width + shape.expert_floats()) * element;
         let growing = shape.states.iter().map(|state| self.state_bytes(state, context)).max().unwrap_or(0);
-        let layer = residual + attention + mlp + 4 * 4 * shape.vocab + growing;
-        layer + self.unconverted(chunk, context) + self.kept.unpacked_at_once
+        residual + attention + mlp + 4 * 4 * shape.vocab + growing
     }
 
     /// Where keys and values are quantized: those of a prompt's first chunk, which is computed in full precision and
