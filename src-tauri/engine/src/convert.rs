@@ -6,6 +6,7 @@
 //! from MLX's own quantizer, so that the result is mlx-lm's, bit for bit.
 
 use crate::error::Result;
+use crate::weights::mlx_name;
 use hearth_core::CoreError;
 use hearth_core::config::ModelConfig;
 use hearth_core::quantization::{Mode, Quantization, QuantizationConfig};
@@ -14,7 +15,6 @@ use hearth_library::folder::{self, ModelFolder, TensorInfo};
 use hearth_library::staging::{Staging, write_json};
 use hearth_mlx::{Dtype, Tensor, eval};
 use serde_json::{Map, Value, json};
-use std::ffi::CStr;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -253,7 +253,7 @@ fn pieces<'a>(
         file.read_exact_at(&mut bytes, plan.info.offset + row * row_bytes).map_err(io(&path))?;
         let values = Tensor::from_vec_bytes(bytes, &[rows as i32, cols as i32], stored)?.astype(plan.dtype)?;
         let parts = if plan.quantized {
-            let q = values.quantize_as(mode(scheme.mode), scheme.group_size as i32, scheme.bits as i32)?;
+            let q = values.quantize_as(mlx_name(scheme.mode), scheme.group_size as i32, scheme.bits as i32)?;
             let all: Vec<&Tensor> = [&q.packed, &q.scales].into_iter().chain(&q.biases).collect();
             eval(all.iter().copied())?;
             all.into_iter().map(Tensor::to_bytes).collect::<hearth_mlx::Result<Vec<_>>>()?
@@ -282,15 +282,6 @@ fn copy_bytes<'a>(
         at += count;
     }
     Ok(())
-}
-
-fn mode(mode: Mode) -> &'static CStr {
-    match mode {
-        Mode::Affine => c"affine",
-        Mode::Mxfp4 => c"mxfp4",
-        Mode::Mxfp8 => c"mxfp8",
-        Mode::Nvfp4 => c"nvfp4",
-    }
 }
 
 /// The source's config with what was done, under both names that programs look for.

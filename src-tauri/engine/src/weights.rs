@@ -9,6 +9,7 @@ use hearth_core::CoreError;
 use hearth_core::quantization::{Mode, Quantization, QuantizationConfig};
 use hearth_library::folder::{self, ModelFolder, TensorInfo};
 use hearth_mlx::{Arena, Block, Device, Dtype, QuantizedWeight, Tensor, concatenate, eval};
+use std::ffi::CStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -318,12 +319,7 @@ impl<'a> Weights<'a> {
                 .mismatch(&format!("{path}.weight"), "packed U32 weights with scales of their mode", found)
                 .into());
         }
-        let mode = match q.mode {
-            Mode::Affine => c"affine",
-            Mode::Mxfp4 => c"mxfp4",
-            Mode::Mxfp8 => c"mxfp8",
-            Mode::Nvfp4 => c"nvfp4",
-        };
+        let mode = mlx_name(q.mode);
         Ok(QuantizedWeight { packed, scales, biases, group_size: group as i32, bits: bits as i32, mode })
     }
 
@@ -414,6 +410,16 @@ impl<'a> Weights<'a> {
     fn mismatch(&self, name: &str, expected: &str, found: String) -> CoreError {
         let file = self.folder.tensors.get(name).map_or(&*self.folder.path, |t| self.shard(t)).to_owned();
         CoreError::Invalid { file, what: format!("tensor `{name}`"), expected: expected.into(), found }
+    }
+}
+
+/// MLX's name of a mode.
+pub fn mlx_name(mode: Mode) -> &'static CStr {
+    match mode {
+        Mode::Affine => c"affine",
+        Mode::Mxfp4 => c"mxfp4",
+        Mode::Mxfp8 => c"mxfp8",
+        Mode::Nvfp4 => c"nvfp4",
     }
 }
 

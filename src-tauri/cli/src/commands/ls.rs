@@ -6,6 +6,7 @@ use crate::output;
 use hearth_library::download::{Download, DownloadManager, DownloadState};
 use hearth_library::home::Home;
 use hearth_library::scan::{ModelEntry, Places, scan};
+use hearth_library::shelf::count;
 use serde_json::json;
 
 /// Lists complete and incomplete models.
@@ -74,16 +75,6 @@ fn row(model: &ModelEntry) -> Vec<String> {
         or_dash(model.context.map(|n| n.to_string())),
         model.problem.as_ref().map(|why| format!("unusable: {why}")).unwrap_or_default(),
     ]
-}
-
-/// `135M`, `1.7B`.
-fn count(parameters: u64) -> String {
-    let n = parameters as f64;
-    match parameters {
-        0..1_000_000 => format!("{:.0}k", n / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.0}M", n / 1e6),
-        _ => format!("{:.1}B", n / 1e9),
-    }
 }
 
 #[cfg(test)]
