@@ -41,6 +41,10 @@ pub fn model(dir: &Path) -> Result<(Model, Work), LibraryError> {
         Some(names) => names,
         None => weight_files(dir)?.names,
     };
+    if let [one] = names.as_slice() {
+        let (model, work) = files(dir, std::slice::from_ref(one), model)?;
+        return counted(dir, model, work);
+    }
     // A hundred thousand tensors (every expert by itself) take a core tens of milliseconds.
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(8);
     let share = names.len().div_ceil(threads).max(1);
@@ -61,6 +65,10 @@ pub fn model(dir: &Path) -> Result<(Model, Work), LibraryError> {
             tensors: work.tensors + done.tensors,
         };
     }
+    counted(dir, model, work)
+}
+
+fn counted(dir: &Path, model: Model, work: Work) -> Result<(Model, Work), LibraryError> {
     if work.tensors == 0 {
         return Err(LibraryError::mismatch(dir, "the weights", "at least one tensor", "none"));
     }

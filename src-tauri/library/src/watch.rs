@@ -19,13 +19,18 @@ const LOOK: Duration = Duration::from_secs(3);
 
 /// Watches until it is dropped.
 #[derive(Debug)]
-pub struct Watcher {
-    /// Ends the thread by being dropped.
-    _end: Sender<Word>,
+pub struct Watcher(Sender<Word>);
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let _ = self.0.send(Word::End);
+    }
 }
 
+#[derive(Debug)]
 enum Word {
     Changed,
+    End,
 }
 
 /// Calls `changed` after each burst of changes in `places`, from a thread of its own.
@@ -45,35 +50,33 @@ pub fn watch(places: &Places, changed: impl Fn() + Send + 'static) -> Result<Wat
     let mut watcher = watcher.map_err(|e| LibraryError::Watch { why: e.to_string() })?;
     // Before it returns: what changes from then on is told of.
     let watched: Vec<bool> = paths.iter().map(|p| begin(&mut watcher, p)).collect();
-    let (end, ended) = mpsc::channel();
-    let spawned = std::thread::Builder::new().name("hearth-watch".into()).spawn(move || {
-        // Its own sender would keep the channel open for ever.
-        drop(send);
-        run(watcher, (&paths, watched), &words, &ended, &changed);
-    });
+    let run = move || run(watcher, (&paths, watched), &words, &changed);
+    let spawned = std::thread::Builder::new().name("hearth-watch".into()).spawn(run);
     spawned.map_err(|e| LibraryError::Watch { why: e.to_string() })?;
-    Ok(Watcher { _end: end })
+    Ok(Watcher(send))
 }
 
 fn run(
     mut watcher: RecommendedWatcher,
     (paths, mut watched): (&[PathBuf], Vec<bool>),
     words: &Receiver<Word>,
-    ended: &Receiver<Word>,
     changed: &dyn Fn(),
 ) {
     loop {
-        if matches!(ended.try_recv(), Err(mpsc::TryRecvError::Disconnected)) {
-            return;
-        }
-        match words.recv_timeout(LOOK.min(QUIET)) {
+        match words.recv_timeout(LOOK) {
             Ok(Word::Changed) => {
                 let began = Instant::now();
-                while words.recv_timeout(QUIET).is_ok() && began.elapsed() < LONGEST {}
+                while began.elapsed() < LONGEST {
+                    match words.recv_timeout(QUIET) {
+                        Ok(Word::Changed) => {}
+                        Ok(Word::End) => return,
+                        Err(_) => break,
+                    }
+                }
                 changed();
             }
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
+            Ok(Word::End) | Err(RecvTimeoutError::Disconnected) => return,
         }
         let mut moved = false;
         for (path, watched) in paths.iter().zip(&mut watched) {

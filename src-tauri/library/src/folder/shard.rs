@@ -6,7 +6,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::value::StrDeserializer;
+use serde::de::{Deserialize, Deserializer, IntoDeserializer, MapAccess, Visitor};
 
 use super::TensorInfo;
 use crate::{LibraryError, json};
@@ -111,7 +112,8 @@ impl Entry {
     fn check(self, path: &Path, name: &str, shard: usize, data_start: u64) -> Result<TensorInfo, LibraryError> {
         let Self { dtype, shape, data_offsets: (begin, end) } = self;
         let what = || format!("tensor {name}");
-        let kind: Dtype = serde_json::from_value(serde_json::Value::String(dtype.clone()))
+        let text: StrDeserializer<'_, serde::de::value::Error> = dtype.as_str().into_deserializer();
+        let kind = Dtype::deserialize(text)
             .map_err(|_| LibraryError::mismatch(path, what(), "a safetensors dtype", format!("{dtype:?}")))?;
         let bits = shape.iter().try_fold(kind.bitsize() as u64, |n, dim| n.checked_mul(*dim));
         let Some(bytes) = bits.map(|b| b.div_ceil(8)) else {
