@@ -21,6 +21,8 @@ use std::path::{Path, PathBuf};
 
 /// Source bytes handled at once.
 const PIECE: u64 = 16 << 20;
+/// The same for the float modes: on a CPU MLX makes them of some twenty arrays of this size.
+const PIECE_OF_FLOATS: u64 = 2 << 20;
 /// Files beside the weights that are larger than this are not part of what a model needs.
 const LARGEST_TEXT: u64 = 256 << 20;
 
@@ -106,8 +108,9 @@ pub fn convert(
             progress(done, total);
             Ok(())
         })?;
+        // Buffers of this matrix's size are of no use to the next one.
+        hearth_mlx::clear_cache()?;
     }
-    hearth_mlx::clear_cache()?;
     file.sync_all().map_err(io(&target))?;
     staging.finish().map_err(of_library)?;
     let quantized = plans.iter().filter(|plan| plan.quantized).count();
@@ -245,7 +248,8 @@ fn pieces<'a>(
     let elements: u64 = plan.info.shape.iter().product();
     let cols = elements / plan.rows.max(1);
     let row_bytes = cols * stored.size() as u64;
-    let step = (PIECE / row_bytes.max(1)).max(1);
+    let piece = if scheme.mode == Mode::Affine { PIECE } else { PIECE_OF_FLOATS };
+    let step = (piece / row_bytes.max(1)).max(1);
     let mut row = 0;
     while row < plan.rows && elements > 0 {
         let rows = step.min(plan.rows - row);
