@@ -272,6 +272,11 @@ pub struct ModelConfig {
     pub eos: Vec<u32>,
 }
 
+/// Whether the engine runs models of this `model_type`.
+pub fn is_supported(model_type: &str) -> bool {
+    FAMILIES.iter().any(|row| row.model_type == model_type)
+}
+
 impl ModelConfig {
     /// Reads and checks a `config.json`.
     ///

@@ -3,7 +3,9 @@
 //!
 //! The list is a data file with a version. What nobody has looked up is not in it: the hub is asked instead.
 
-use hearth_core::fit::Machine;
+use hearth_core::config::is_supported;
+use hearth_core::fit::memory::{default_budget, reserve};
+use hearth_core::fit::{CHUNK, DEFAULT_CONTEXT, Device, Machine};
 use serde::{Deserialize, Serialize};
 
 use crate::LibraryError;
@@ -57,6 +59,28 @@ pub struct CatalogueModel {
     pub source: String,
 }
 
+/// What models of up to some number of weights have.
+struct Usual {
+    below: u64,
+    /// Width of the residual stream.
+    hidden: u64,
+    /// Keys and values of a token.
+    kv_floats: u64,
+}
+
+/// By the public configs of SmolLM2 135M and 360M, Qwen3 0.6B to 32B, Llama 3.1 8B and 3.3 70B, read November 2026: the most
+/// that one of that size has. Models with windows or states of a fixed size have less.
+const USUAL: [Usual; 7] = [
+    Usual { below: 400_000_000, hidden: 960, kv_floats: 20_480 },
+    Usual { below: 1_100_000_000, hidden: 1152, kv_floats: 57_344 },
+    Usual { below: 2_500_000_000, hidden: 2048, kv_floats: 57_344 },
+    Usual { below: 6_000_000_000, hidden: 3072, kv_floats: 73_728 },
+    Usual { below: 10_000_000_000, hidden: 4096, kv_floats: 73_728 },
+    Usual { below: 20_000_000_000, hidden: 5120, kv_floats: 81_920 },
+    Usual { below: 50_000_000_000, hidden: 5120, kv_floats: 131_072 },
+];
+const LARGEST: Usual = Usual { below: u64::MAX, hidden: 8192, kv_floats: 163_840 };
+
 /// What the hub says of a model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Preview {
@@ -100,12 +124,54 @@ impl CatalogueModel {
             None => class_by_name(&self.name),
         }
     }
+
+    /// Whether it fits on `machine`, as far as the list says it: bytes or number of weights, and for the rest what models
+    /// of that size have. `None` where neither is known. The hub's [`preview`] knows better.
+    pub fn estimate(&self, machine: &Machine) -> Option<ModelFit> {
+        let parameters = self.parameters.or(billions(&self.name).map(|b| (b * 1e9) as u64));
+        let bits = match self.quantization.as_str() {
+            // With the scales and biases of groups of 64, and of 32 in mxfp4.
+            "4-bit" => 4.5,
+            "8-bit" => 8.5,
+            "mxfp4" => 4.25,
+            _ => 16.0,
+        };
+        let weights = self.bytes.or(parameters.map(|n| (n as f64 * bits / 8.0) as u64))?;
+        let size = parameters.unwrap_or((weights as f64 * 8.0 / bits) as u64);
+        let shape = USUAL.iter().find(|shape| size < shape.below).unwrap_or(&LARGEST);
+        let element = if machine.device == Device::Cpu { 4 } else { 2 };
+        let kv = shape.kv_floats * element;
+        // Residual stream, one attention and one MLP, and half of that once more in the allocator.
+        let transient = shape.hidden * 26 * element * CHUNK * 3 / 2;
+        let fixed = weights + transient + reserve(machine.ram);
+        let most = self.context.unwrap_or(DEFAULT_CONTEXT);
+        let total = fixed + kv * most.min(DEFAULT_CONTEXT);
+        let budget = default_budget(machine);
+        let largest = (budget.saturating_sub(fixed) / kv).min(most);
+        let share = match (self.active_parameters, parameters) {
+            (Some(active), Some(all)) if all > 0 => (active as f64 / all as f64).min(1.0),
+            _ => 1.0,
+        };
+        let read = weights as f64 * share + (kv * most.min(DEFAULT_CONTEXT)) as f64;
+        Some(ModelFit {
+            fits: total <= budget,
+            total,
+            largest_context: Some(largest).filter(|&n| n > 0),
+            tok_s: machine.bandwidth.map(|bandwidth| bandwidth * machine.efficiency / read),
+            supported: is_supported(&self.family),
+            estimated: true,
+        })
+    }
 }
 
-/// The class by the number in a name, such as `Qwen3.5 27B`.
+/// Billions of weights by the number in a name, such as `Qwen3.5 27B`.
+fn billions(name: &str) -> Option<f64> {
+    name.split([' ', '-']).find_map(|word| word.strip_suffix('B')?.parse().ok())
+}
+
+/// The class by the number in a name.
 fn class_by_name(name: &str) -> &'static str {
-    let billions = name.split([' ', '-']).find_map(|word| word.strip_suffix('B')?.parse::<f64>().ok());
-    match billions {
+    match billions(name) {
         Some(b) if b < 1.0 => "tiny",
         Some(b) if b < 5.0 => "small",
         Some(b) if b < 16.0 => "medium",
@@ -170,6 +236,49 @@ async fn looked_up(hub: &Hub, model: &CatalogueModel, date: &str) -> Result<Cata
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+
+    /// A Mac with this much memory.
+    fn mac(gib: u64) -> Machine {
+        Machine {
+            chip: None,
+            device: Device::Gpu,
+            ram: gib << 30,
+            available: None,
+            working_set: None,
+            bandwidth: Some(100e9),
+            efficiency: 0.7,
+        }
+    }
+
+    #[test]
+    fn what_fits_can_be_told_from_the_list_alone() {
+        let list = Catalogue::built_in().unwrap();
+        let fits = |gib, part: &str| {
+            let model = list.models.iter().find(|m| m.repo.contains(part)).unwrap();
+            model.estimate(&mac(gib)).unwrap()
+        };
+        assert!(
+            list.models.iter().filter(|m| m.bytes.or(m.parameters).is_some()).all(|m| m.estimate(&mac(8)).is_some())
+        );
+        for (gib, part, expected) in [
+            (8, "SmolLM2-135M", true),
+            (8, "Qwen3-4B-4bit", true),
+            (8, "Qwen3-8B-4bit", false),
+            (16, "Qwen3-8B-4bit", true),
+            (16, "Qwen2.5-Coder-32B", false),
+            (32, "Qwen3-14B", true),
+            (64, "Llama-3.3-70B", true),
+            (32, "Llama-3.3-70B", false),
+        ] {
+            let fit = fits(gib, part);
+            assert_eq!(fit.fits, expected, "{part} in {gib} GiB: {fit:?}");
+            assert!(fit.estimated);
+        }
+        let (large, small) = (fits(16, "Qwen3-14B"), fits(16, "Qwen3-4B-4bit"));
+        assert!(large.largest_context < small.largest_context && large.tok_s < small.tok_s, "{large:?} {small:?}");
+        assert!(fits(64, "Coder-30B-A3B").tok_s > fits(64, "Coder-32B").tok_s, "few weights are active");
+        assert!(fits(16, "Llama-3.2-3B").supported && !fits(64, "gpt-oss").supported);
+    }
 
     #[test]
     fn the_built_in_list_is_sound() {

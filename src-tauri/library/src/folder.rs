@@ -5,6 +5,7 @@
 
 mod shard;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,16 +64,21 @@ pub fn open(dir: &Path) -> Result<ModelFolder, LibraryError> {
     for (number, name) in names.iter().enumerate() {
         let (shard, found) = shard::open(&dir.join(name), number)?;
         for (tensor, info) in found {
-            if let Some(other) = tensors.get(&tensor) {
-                let first = names.get(other.shard).map(String::as_str).unwrap_or_default();
-                return Err(LibraryError::mismatch(
-                    &shard.path,
-                    format!("tensor {tensor}"),
-                    "each tensor in one file",
-                    format!("it is in {first} too"),
-                ));
-            }
-            tensors.insert(tensor, info);
+            let there = match tensors.entry(tensor) {
+                Entry::Vacant(free) => {
+                    free.insert(info);
+                    continue;
+                }
+                Entry::Occupied(there) => there,
+            };
+            let (tensor, other) = (there.key(), there.get().shard);
+            let twice = |what: String, found: String| {
+                LibraryError::mismatch(&shard.path, what, "each tensor once, in one file", found)
+            };
+            return Err(match names.get(other) {
+                Some(first) if other != number => twice(format!("tensor {tensor}"), format!("it is in {first} too")),
+                _ => twice(format!("tensor {tensor} twice"), "two of this name".to_owned()),
+            });
         }
         shards.push(shard);
     }

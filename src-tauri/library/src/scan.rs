@@ -13,7 +13,7 @@ use serde::Serialize;
 
 pub use others::Importable;
 pub use places::{Place, Places};
-pub(crate) use places::{hf_cache, hf_home};
+pub(crate) use places::{hf_cache, hf_home, together};
 
 use crate::folder::{self, ModelFolder};
 use crate::scan::known::Known;

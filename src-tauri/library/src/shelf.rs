@@ -9,8 +9,8 @@ use serde_json::Value;
 use crate::capabilities::{self, Capability};
 use crate::folder::config_of;
 use crate::headers;
-use crate::scan::ModelEntry;
 use crate::scan::known::Known;
+use crate::scan::{ModelEntry, together};
 
 /// Whether a model fits, in short; `hearth fit` says why.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -25,6 +25,8 @@ pub struct ModelFit {
     pub tok_s: Option<f64>,
     /// Whether this version of Hearth runs the family.
     pub supported: bool,
+    /// Whether this is from the number of weights alone, without the model's files.
+    pub estimated: bool,
 }
 
 /// A model on disk with all that is shown of it.
@@ -33,6 +35,8 @@ pub struct LibraryModel {
     /// What was found.
     #[serde(flatten)]
     pub entry: ModelEntry,
+    /// Whether everything is there; `problem` says what is not.
+    pub complete: bool,
     /// What it can be used for.
     pub capabilities: Vec<Capability>,
     /// Whether it fits; `None` where that cannot be worked out.
@@ -54,12 +58,21 @@ pub fn describe(entry: ModelEntry, machine: &Machine) -> LibraryModel {
     // The machine's free memory is another one each time.
     let fit = sizes.filter(|_| entry.is_complete()).map(|model| short_fit(&model, machine));
     LibraryModel {
+        complete: entry.is_complete(),
         capabilities,
         fit,
         family: entry.model_type.as_deref().map(family),
         size_label: entry.parameters.map(count),
         entry,
     }
+}
+
+/// As [`describe`], for a whole list, in its order.
+pub fn describe_all(entries: Vec<ModelEntry>, machine: &Machine) -> Vec<LibraryModel> {
+    let numbered: Vec<(usize, ModelEntry)> = entries.into_iter().enumerate().collect();
+    let mut models = together(numbered, |(number, entry)| Some((number, describe(entry, machine))));
+    models.sort_by_key(|(number, _)| *number);
+    models.into_iter().map(|(_, model)| model).collect()
 }
 
 /// Whether it fits, in short.
@@ -71,6 +84,7 @@ pub(crate) fn short_fit(model: &fit::Model, machine: &Machine) -> ModelFit {
         largest_context: answer.largest_context,
         tok_s: answer.decode_tokens_per_s,
         supported: model.shape.supported,
+        estimated: false,
     }
 }
 

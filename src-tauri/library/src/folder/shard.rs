@@ -135,7 +135,7 @@ impl Entry {
     }
 }
 
-/// The header's tensors in file order. A map would silently drop a name that comes twice.
+/// The header's tensors in file order. A map would silently drop a name that comes twice; whoever collects them sees it.
 struct Header(Vec<(String, Entry)>);
 
 impl<'de> Deserialize<'de> for Header {
@@ -150,14 +150,10 @@ impl<'de> Deserialize<'de> for Header {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
                 let mut entries = Vec::new();
-                let mut seen = std::collections::HashSet::new();
                 while let Some(name) = map.next_key::<String>()? {
                     if name == "__metadata__" {
                         map.next_value::<serde::de::IgnoredAny>()?;
                         continue;
-                    }
-                    if !seen.insert(name.clone()) {
-                        return Err(serde::de::Error::custom(format!("tensor {name} twice")));
                     }
                     let entry = map
                         .next_value::<Entry>()

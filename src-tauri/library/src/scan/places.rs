@@ -186,8 +186,9 @@ fn folder_models(root: &Path, source: Source) -> Vec<ModelEntry> {
     together(models, |(id, path)| Some(ModelEntry::read(id, path, source, None)))
 }
 
-/// Does the same with all of a list, on a few threads: reading headers waits for the disk, and parsing them takes a core.
-fn together<T: Send, U: Send>(list: Vec<T>, work: impl Fn(T) -> Option<U> + Sync) -> Vec<U> {
+/// Does the same with all of a list, on a few threads, in no order: reading headers waits for the disk, and parsing them
+/// takes a core.
+pub(crate) fn together<T: Send, U: Send>(list: Vec<T>, work: impl Fn(T) -> Option<U> + Sync) -> Vec<U> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(8);
     if list.len() < 2 * threads {
         return list.into_iter().filter_map(work).collect();
