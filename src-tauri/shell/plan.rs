@@ -70,6 +70,7 @@ impl Plan {
             learning: Some(Learning { log: Log::of(home), mlx: hearth_mlx::version() }),
             downloads,
             places,
+            models_toml: Some(home.models_toml()),
             logs: logs.clone(),
             shutdown_grace: GRACE,
             ..ServerConfig::default()

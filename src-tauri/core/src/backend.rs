@@ -36,11 +36,11 @@ pub trait Backend: Send + Sync + 'static {
     /// `ModelNotFound`, `ModelUnusable`, `ModelTooLarge`, `InsufficientMemory`, `EngineLost`.
     fn load_model<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Arc<ServedModel>, EngineError>>;
 
-    /// Takes the model of this id out of memory; the bytes that are free then.
+    /// Takes a model that is named as in a request out of memory.
     ///
     /// # Errors
     /// `ModelBusy` while requests wait for it or run, `ModelNotFound` where it is not in memory, `EngineLost`.
-    fn unload_model<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<u64, EngineError>>;
+    fn unload_model<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Unloaded, EngineError>>;
 
     /// Whether the model of this id stays in memory, once it is there, whatever else is asked for.
     fn pin_model(&self, id: &str, pinned: bool);
@@ -98,6 +98,15 @@ pub struct Generation {
     pub id: u64,
     /// Its events; bounded, and a slow reader pauses only its own row.
     pub events: mpsc::Receiver<Event>,
+}
+
+/// A model that has left memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unloaded {
+    /// Its id.
+    pub id: String,
+    /// Bytes that are free now.
+    pub freed: u64,
 }
 
 /// A model that requests may name.

@@ -169,7 +169,7 @@ pub enum EngineError {
         budget: u64,
     },
     /// The model has work and stays in memory (409 `model_in_use`).
-    #[error("{model} is answering {requests} requests; try again when they have ended, or cancel them")]
+    #[error("{model} has {} to answer; try again when that is done, or cancel it", match requests { 1 => "a request".to_owned(), n => format!("{n} requests") })]
     ModelBusy {
         /// The model's id.
         model: String,

@@ -6,7 +6,7 @@ use crate::loader::{self, Loader};
 use crate::row::Submitted;
 use crate::sizes::Sizes;
 use crate::worker::{Command, Wanted, Worker, prepare_device};
-use hearth_core::backend::{BoxFuture, ModelCard};
+use hearth_core::backend::{BoxFuture, ModelCard, Unloaded};
 use hearth_core::fit::memory::default_budget;
 use hearth_core::model_settings::ModelSettings;
 use hearth_core::stats::{CacheClear, CacheFlush, Health, STATS_VERSION, Stats, Totals};
@@ -393,10 +393,11 @@ impl Backend for EngineHandle {
         Box::pin(self.load_by_name(name))
     }
 
-    fn unload_model<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<u64, EngineError>> {
+    fn unload_model<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Unloaded, EngineError>> {
+        let id = self.resident_named(name);
         let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::Unload(id.to_owned(), reply));
-        Box::pin(async { answer.await.map_err(|_| EngineError::EngineLost)? })
+        let _ = self.commands.send(Command::Unload(id.clone(), reply));
+        Box::pin(async { Ok(Unloaded { id, freed: answer.await.map_err(|_| EngineError::EngineLost)?? }) })
     }
 
     fn pin_model(&self, id: &str, pinned: bool) {

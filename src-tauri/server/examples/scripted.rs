@@ -4,7 +4,7 @@
 //! A message that says `long` gets ten thousand tokens, `slow` a token every 50 ms, `fail` an error, `refuse` a refusal
 //! for want of memory, `code` some Markdown with code; anything else is echoed.
 
-use hearth_core::backend::{BoxFuture, Generation, ModelCard, ServedModel};
+use hearth_core::backend::{BoxFuture, Generation, ModelCard, ServedModel, Unloaded};
 use hearth_core::stats::{
     CacheClear, CacheFlush, CacheStats, GuardAction, GuardLevel, GuardStats, Health, LedgerStats, MemoryStats,
     ModelStats, PressureLevel, RamCacheStats, RowStats, SsdCacheStats, SsdState, Stats, Totals,
@@ -75,7 +75,7 @@ impl Backend for Pretended {
         self.script.load_model(name)
     }
 
-    fn unload_model<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<u64, EngineError>> {
+    fn unload_model<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Unloaded, EngineError>> {
         self.script.unload_model(id)
     }
 

@@ -6,6 +6,7 @@ use hearth_library::download::DownloadManager;
 use hearth_library::learned::Log;
 use hearth_library::scan::Places;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Where measurements are kept, and which of them count.
@@ -48,6 +49,8 @@ pub struct ServerConfig {
     pub places: Places,
     /// What the user set, and where each value comes from.
     pub settings: Settings,
+    /// `models.toml`, where pins are kept; without it they end with the process.
+    pub models_toml: Option<PathBuf>,
     /// The last log lines.
     pub logs: LogRing,
     /// A stream that was silent this long gets a comment, so that clients do not time out.
@@ -78,6 +81,7 @@ impl Default for ServerConfig {
             downloads: None,
             places: Places::default(),
             settings: Settings::default(),
+            models_toml: None,
             logs: LogRing::default(),
             ping_interval: Duration::from_secs(10),
             header_delay: Duration::from_secs(10),

@@ -13,6 +13,7 @@ use bytes::{Bytes, BytesMut};
 use futures::Stream;
 use hearth_core::stats::{Health, Stats};
 use hearth_library::download::DownloadState;
+use hearth_library::watch as folder_watch;
 use hearth_machine::probes::{Probes, System};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -341,6 +342,27 @@ pub(crate) async fn downloads(state: AppState) {
             Err(RecvError::Lagged(_)) => {}
             Err(RecvError::Closed) => return,
         }
+    }
+}
+
+/// Tells when models may have come or gone on disk, for as long as it is polled.
+pub(crate) async fn folders(state: AppState) {
+    let places = state.config().places.clone();
+    if places.iter().next().is_none() {
+        return;
+    }
+    let teller = state.clone();
+    let changed = move || teller.events().publish("models", &json!({}));
+    // A large cache has thousands of folders.
+    match tokio::task::spawn_blocking(move || folder_watch::watch(&places, changed)).await {
+        Ok(Ok(watcher)) => {
+            // What came before it began.
+            state.events().publish("models", &json!({}));
+            state.stopped().await;
+            drop(watcher);
+        }
+        Ok(Err(error)) => tracing::warn!(%error, "the models' folders are not watched"),
+        Err(_) => {}
     }
 }
 

@@ -84,6 +84,7 @@ pub async fn serve(bound: Bound, backend: Arc<dyn Backend>, shutdown: impl Futur
     let mut background = JoinSet::new();
     background.spawn(crate::events::pump(state.clone()));
     background.spawn(crate::events::downloads(state.clone()));
+    background.spawn(crate::events::folders(state.clone()));
     background.spawn(crate::logs::pump(state.clone()));
     let service = TowerToHyperService::new(router(state.clone()));
     let mut http = http1::Builder::new();

@@ -4,6 +4,7 @@
 use crate::body::JsonObject;
 use crate::downloads::{manager, parameter, refused};
 use crate::error::ServerError;
+use crate::settings::ModelsFile;
 use crate::state::AppState;
 use axum::Json;
 use axum::extract::{RawQuery, State};
@@ -30,12 +31,9 @@ pub(crate) async fn list(State(state): State<AppState>) -> Result<Json<Value>, S
     let places = state.config().places.clone();
     let work = move || {
         let found = scan::scan(&places);
-        let here = chips::here();
-        let models: Vec<Value> = found
-            .models
+        let models: Vec<Value> = shelf::describe_all(found.models, &chips::here())
             .into_iter()
-            .map(|entry| {
-                let model = shelf::describe(entry, &here);
+            .map(|model| {
                 let card = cards.iter().find(|card| card.id == model.entry.id);
                 let loaded = card.is_some_and(|card| card.loaded);
                 let state = state_of(&model, loaded, loading.as_deref());
@@ -57,6 +55,7 @@ pub(crate) async fn catalogue(State(state): State<AppState>) -> Result<Json<Valu
     let work = move || {
         let list = Catalogue::built_in().map_err(refused)?;
         let here: BTreeSet<String> = scan::scan(&places).models.into_iter().map(|m| m.id).collect();
+        let machine = chips::here();
         let models: Vec<Value> = list
             .models
             .iter()
@@ -66,7 +65,8 @@ pub(crate) async fn catalogue(State(state): State<AppState>) -> Result<Json<Valu
                 value["size_class"] = model.size_class().into();
                 value["on_disk"] = here.contains(&model.repo).into();
                 value["bytes"] = said.as_ref().and_then(|p| p.bytes).or(model.bytes).into();
-                value["fit"] = serde_json::to_value(said.and_then(|p| p.fit)).unwrap_or_default();
+                let fit = said.and_then(|p| p.fit).or_else(|| model.estimate(&machine));
+                value["fit"] = serde_json::to_value(fit).unwrap_or_default();
                 value
             })
             .collect();
@@ -111,17 +111,19 @@ pub(crate) async fn load(
     }
 }
 
-/// `POST /api/hearth/models/unload {"model"}`: takes a model out of memory; the bytes that are free then.
+/// `POST /api/hearth/models/unload {"model"}`: takes a model, named as in a request, out of memory: its id, and the bytes
+/// that are free then.
 pub(crate) async fn unload(
     State(state): State<AppState>,
     JsonObject(body): JsonObject,
 ) -> Result<Json<Value>, ServerError> {
     let name = named(&body, &["model"])?;
-    let freed = state.backend().unload_model(&name).await?;
-    Ok(Json(json!({"model": name, "freed": freed})))
+    let gone = state.backend().unload_model(&name).await?;
+    Ok(Json(json!({"model": gone.id, "freed": gone.freed})))
 }
 
-/// `POST /api/hearth/models/pin {"model", "pinned"}`: whether a model stays in memory whatever else is asked for.
+/// `POST /api/hearth/models/pin {"model", "pinned"}`: whether a model stays in memory whatever else is asked for, now and,
+/// by `models.toml`, after the next start.
 pub(crate) async fn pin(
     State(state): State<AppState>,
     JsonObject(body): JsonObject,
@@ -133,6 +135,11 @@ pub(crate) async fn pin(
     if !models.iter().any(|model| model.id == name) {
         let available = models.into_iter().map(|model| model.id).collect();
         return Err(EngineError::ModelNotFound { name, available }.into());
+    }
+    if let Some(path) = state.config().models_toml.clone() {
+        let id = name.clone();
+        // What cannot be kept is not begun: the file says why.
+        state.prepare(move || Ok(ModelsFile::set_pin(&path, &id, pinned)?)).await?;
     }
     state.backend().pin_model(&name, pinned);
     Ok(Json(json!({"model": name, "pinned": pinned})))

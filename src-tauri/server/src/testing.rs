@@ -1,7 +1,7 @@
 //! A backend that plays a script instead of running a model, and the small model it pretends to serve. API tests
 //! drive the whole server with it in milliseconds: answers, delays, failures, and a count of who hung up.
 
-use hearth_core::backend::{Backend, BoxFuture, Generation, ModelCard, ServedModel};
+use hearth_core::backend::{Backend, BoxFuture, Generation, ModelCard, ServedModel, Unloaded};
 use hearth_core::detokenizer::Detokenizer;
 use hearth_core::event::{Delta, Event, Finish, FinishReason, Timings, TokenInfo, Usage};
 use hearth_core::stats::{CacheClear, CacheFlush, CacheStats, Health, ModelStats, STATS_VERSION, Stats};
@@ -201,7 +201,7 @@ impl Backend for ScriptedBackend {
         self.resolve(Some(name))
     }
 
-    fn unload_model<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<u64, EngineError>> {
+    fn unload_model<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Unloaded, EngineError>> {
         let active = self.active();
         let answer = if id != self.model.id {
             Err(EngineError::ModelNotFound { name: id.to_owned(), available: vec![self.model.id.clone()] })
@@ -209,7 +209,7 @@ impl Backend for ScriptedBackend {
             Err(EngineError::ModelBusy { model: id.to_owned(), requests: active })
         } else {
             lock(&self.unloaded).insert(id.to_owned());
-            Ok(TAKEN)
+            Ok(Unloaded { id: id.to_owned(), freed: TAKEN })
         };
         Box::pin(std::future::ready(answer))
     }

@@ -49,7 +49,10 @@ export class Models extends Part {
   constructor() {
     super();
     new Watch(this, ["downloads", "health"]);
-    new Watch(this, ["models"], () => void this.load());
+    new Watch(this, ["models"], () => {
+      void this.load();
+      void this.loadCatalogue();
+    });
   }
 
   override connectedCallback() {

@@ -106,6 +106,27 @@ impl EngineHandle {
         }
     }
 
+    /// The id of the model in memory that a name means: an exact one, or a part that fits only one of them. A name that
+    /// fits none stays as it is.
+    pub(super) fn resident_named(&self, name: &str) -> String {
+        let name = self.options.serving.meant(name);
+        let ids: Vec<String> =
+            self.shared.update(|state| state.models.iter().map(|model| model.served.id.clone()).collect());
+        let lower = name.to_lowercase();
+        let last = |id: &str| id.rsplit('/').next().is_some_and(|last| last.to_lowercase() == lower);
+        let rules: [&dyn Fn(&str) -> bool; 3] =
+            [&|id| id == name, &last, &|id| !lower.is_empty() && id.to_lowercase().contains(&lower)];
+        for fits in rules {
+            let mut all = ids.iter().filter(|id| fits(id));
+            match (all.next(), all.next()) {
+                (Some(only), None) => return only.clone(),
+                (Some(_), Some(_)) => break,
+                _ => {}
+            }
+        }
+        name.to_owned()
+    }
+
     /// Waits for a model to be in memory.
     async fn ask_for(&self, id: String, dir: PathBuf, for_request: bool) -> Result<Arc<ServedModel>, EngineError> {
         let (reply, answer) = oneshot::channel();

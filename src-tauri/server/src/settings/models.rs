@@ -1,11 +1,13 @@
 //! `models.toml` in Hearth's home: other names for models, and settings of single models. A person writes it; what is
 //! wrong in it is named with its line and left out, and the rest works.
 
+use super::SettingsError;
 use hearth_core::model_settings::{ModelSettings, stay};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
-use toml_edit::{Document, Item, TableLike};
+use std::sync::{Mutex, PoisonError};
+use toml_edit::{Document, DocumentMut, Item, Table, TableLike};
 
 /// Sampling defaults that a model can have here: as in `generation_config.json`.
 const SAMPLING: [&str; 5] = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"];
@@ -73,6 +75,48 @@ impl ModelsFile {
         }
         file.problems = problems;
         file
+    }
+}
+
+impl ModelsFile {
+    /// Notes in the file whether a model is pinned; comments and everything else stay as they are.
+    ///
+    /// # Errors
+    /// [`SettingsError`] when the file is no TOML, has something else under this name, or cannot be written; nothing is
+    /// changed then.
+    pub fn set_pin(path: &Path, model: &str, pinned: bool) -> Result<(), SettingsError> {
+        /// Two changes at once would each write what the other does not know.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        // The file itself, where the home has a link to it.
+        let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let text = match std::fs::read_to_string(path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+            other => other.map_err(|e| super::io(path, &e))?,
+        };
+        let syntax = |message: String| SettingsError::Syntax { path: path.clone(), message };
+        let mut file: DocumentMut = text.parse().map_err(|e: toml_edit::TomlError| syntax(e.to_string()))?;
+        let known = file.get(model).and_then(Item::as_table_like).and_then(|table| table.get("pin")).is_some();
+        if !known && !pinned {
+            return Ok(());
+        }
+        let empty = file.is_empty();
+        let new = || {
+            let mut table = Table::new();
+            table.decor_mut().set_prefix(if empty { "" } else { "\n" });
+            Item::Table(table)
+        };
+        let item = file.entry(model).or_insert_with(new);
+        let table = item.as_table_like_mut().ok_or_else(|| syntax(format!("`{model}` must be a table")))?;
+        match table.get_mut("pin").and_then(Item::as_value_mut) {
+            Some(old) => {
+                let decor = old.decor().clone();
+                *old = pinned.into();
+                *old.decor_mut() = decor;
+            }
+            None => drop(table.insert("pin", toml_edit::value(pinned))),
+        }
+        super::write_private(path, &file.to_string()).map_err(|e| super::io(path, &e))
     }
 }
 
@@ -158,6 +202,31 @@ mod tests {
         assert_eq!(big.sampling["temperature"], 0.5);
         assert_eq!(big.sampling["top_k"], 40);
         assert_eq!(ModelsFile::open(&dir.path().join("none.toml")), ModelsFile::default());
+    }
+
+    #[test]
+    fn a_pin_is_noted_and_everything_else_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("models.toml");
+        let pins = || ModelsFile::open(&path).models.into_iter().filter(|(_, m)| m.pin).map(|(id, _)| id);
+        let set = |model: &str, pinned| ModelsFile::set_pin(&path, model, pinned);
+        set("org/A", false).unwrap();
+        assert!(!path.exists(), "nothing to say");
+        set("org/A", true).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "[\"org/A\"]\npin = true\n");
+        let text = "# mine\n[aliases]\ng = \"b\" # short\n\n[b]\npin = true   # always\ntop_k = 1\n";
+        std::fs::write(&path, text).unwrap();
+        set("b", false).unwrap();
+        set("org/A", true).unwrap();
+        set("c", false).unwrap();
+        let now = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(now, text.replace("true ", "false ") + "\n[\"org/A\"]\npin = true\n");
+        assert_eq!(pins().collect::<Vec<_>>(), ["org/A"]);
+        for (broken, word) in [("[b\n", "models.toml"), ("b = 1\n", "`b` must be a table")] {
+            std::fs::write(&path, broken).unwrap();
+            assert!(set("b", true).unwrap_err().to_string().contains(word));
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), broken);
+        }
     }
 
     #[test]
