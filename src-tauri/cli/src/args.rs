@@ -69,9 +69,9 @@ pub enum Command {
     /// Show the running server: its model, rows and memory
     #[command(after_help = EXIT_CODES)]
     Ps(DataArgs),
-    /// Stop the running server, which saves its prompt cache first; 1 and the reason if it could not
+    /// Stop the running server, which saves its prompt cache first; 1 and the reason if it could not. With MODEL: unload it
     #[command(after_help = EXIT_CODES)]
-    Stop(DataArgs),
+    Stop(StopArgs),
     /// Show, flush or clear the prompt cache of the running server
     #[command(subcommand, after_help = EXIT_CODES)]
     Cache(CacheCommand),
@@ -95,6 +95,16 @@ pub enum Command {
 /// Options of a command that only prints data.
 #[derive(Debug, Args)]
 pub struct DataArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hearth stop`.
+#[derive(Debug, Args)]
+pub struct StopArgs {
+    /// Take only this model out of memory, named as in a request; the server goes on
+    pub model: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

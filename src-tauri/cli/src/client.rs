@@ -40,6 +40,15 @@ pub struct Ticket {
     pub expires_s: u64,
 }
 
+/// A model that has left memory.
+#[derive(Debug, Clone, serde::Deserialize)]
+pub struct Unloaded {
+    /// Its id.
+    pub model: String,
+    /// Bytes that are free now.
+    pub freed: u64,
+}
+
 /// Why a chat request gave no answer.
 #[derive(Debug)]
 pub enum ChatError {
@@ -123,6 +132,21 @@ impl Client {
     /// Exit code 4 when it cannot be reached, 1 when it refuses.
     pub async fn clear_cache(&self) -> Result<CacheClear, Failure> {
         self.admin("/api/hearth/cache/clear").await
+    }
+
+    /// Takes a model out of memory; `None`: none of this name is there.
+    ///
+    /// # Errors
+    /// Exit code 4 when it cannot be reached, 1 when it refuses.
+    pub async fn unload(&self, model: &str) -> Result<Option<Unloaded>, Failure> {
+        let request = self.request(reqwest::Method::POST, "/api/hearth/models/unload").json(&json!({"model": model}));
+        // Its part of the prompt cache goes to disk first.
+        let reply = self.send(request.timeout(LONG)).await?;
+        match reply.status() {
+            StatusCode::OK => self.read(reply).await.map(Some),
+            StatusCode::NOT_FOUND => Ok(None),
+            _ => Err(self.refusal(reply).await),
+        }
     }
 
     /// Has a model downloaded.

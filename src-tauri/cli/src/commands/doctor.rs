@@ -3,13 +3,14 @@
 use crate::args::DataArgs;
 use crate::client::Client;
 use crate::commands::local;
+use crate::commands::preferences::places;
 use crate::failure::Failure;
 use crate::output::{self, size};
 use crate::system;
 use hearth_host::unclean;
 use hearth_library::home::Home;
 use hearth_library::marker;
-use hearth_library::scan::{ModelEntry, Places, scan};
+use hearth_library::scan::{ModelEntry, scan};
 use serde::Serialize;
 use serde_json::json;
 
@@ -160,7 +161,7 @@ fn last_run(home: &Home) -> Option<Check> {
 }
 
 fn models(home: &Home) -> Check {
-    let found = scan(&Places::standard(home, &[])).models;
+    let found = scan(&places(home)).models;
     let (complete, broken): (Vec<_>, Vec<_>) = found.into_iter().partition(ModelEntry::is_complete);
     match (complete.len(), broken.len()) {
         (0, 0) => Check::warn("models", "no model on this computer", "hearth import FILE.gguf, or cargo xtask starter"),

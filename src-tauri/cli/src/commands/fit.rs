@@ -1,6 +1,7 @@
 //! `hearth fit`: does a model fit on this computer, with how much context, and how fast would it be; and on which Macs.
 
 use crate::args::FitArgs;
+use crate::commands::preferences::places;
 use crate::failure::Failure;
 use crate::output::{self, size};
 use crate::sizes::exact;
@@ -11,7 +12,7 @@ use hearth_core::kv_policy::KvPolicy;
 use hearth_library::headers;
 use hearth_library::home::{Home, now};
 use hearth_library::learned::{Log, key_of};
-use hearth_library::scan::{Places, locate};
+use hearth_library::scan::locate;
 use hearth_machine::chips;
 
 /// Reads the model's headers and does the arithmetic.
@@ -19,7 +20,7 @@ use hearth_machine::chips;
 /// # Errors
 /// Exit code 3 when the model cannot be used, 1 when it does not fit.
 pub fn run(args: &FitArgs, home: &Home) -> Result<(), Failure> {
-    let (id, path) = locate(&args.model, &Places::standard(home, &[]))?;
+    let (id, path) = locate(&args.model, &places(home))?;
     let (model, _) = headers::model(&path)?;
     let kv_bits = args.kv_bits.as_deref().and_then(|bits| bits.parse().ok());
     let kv = KvPolicy::for_model(&path, model.shape.layers, kv_bits)?;

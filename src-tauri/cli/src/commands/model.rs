@@ -1,11 +1,12 @@
 //! Which model a command means, and loading it with something to look at.
 
+use crate::commands::preferences::places;
 use crate::failure::Failure;
 use hearth_core::stats::Health;
 use hearth_core::{Backend, ServedModel};
 use hearth_engine::EngineHandle;
 use hearth_library::home::Home;
-use hearth_library::scan::{ModelEntry, Places, resolve, scan};
+use hearth_library::scan::{ModelEntry, resolve, scan};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use std::time::Duration;
 /// # Errors
 /// When the name fits no model, or several.
 pub fn pick(name: Option<&str>, home: &Home) -> Result<Option<ModelEntry>, Failure> {
-    let places = Places::standard(home, &[]);
+    let places = places(home);
     if let Some(name) = name {
         return Ok(Some(resolve(name, &places)?));
     }
@@ -32,7 +33,7 @@ pub fn pick(name: Option<&str>, home: &Home) -> Result<Option<ModelEntry>, Failu
 
 /// What to say where [`pick`] finds nothing: name a model for `hearth COMMAND`, or get one first.
 pub fn unclear(command: &str, home: &Home) -> Failure {
-    if scan(&Places::standard(home, &[])).models.is_empty() {
+    if scan(&places(home)).models.is_empty() {
         return Failure::unusable(format!(
             "there is no model on this computer; get one with `hearth import FILE.gguf` or `cargo xtask starter`, or put a \
              model folder into {}; then `hearth {command} MODEL`",

@@ -1,10 +1,13 @@
-//! What `hearth serve` takes from `settings.toml`: everything that no flag and no variable says.
+//! What `hearth serve` takes from `settings.toml`: everything that no flag and no variable says; and what all commands do:
+//! where models are.
 
 use crate::args::ServeArgs;
 use crate::failure::Failure;
 use hearth_library::home::Home;
+use hearth_library::scan::Places;
 use hearth_server::settings::Settings;
 use serde_json::{Value, json};
+use std::sync::Once;
 
 /// The address that other machines reach.
 const EVERYWHERE: &str = "0.0.0.0";
@@ -37,6 +40,20 @@ pub fn apply(args: &mut ServeArgs, home: &Home) -> Result<Settings, Failure> {
         args.api_keys.extend(settings.text("api_key"));
     }
     Ok(settings)
+}
+
+/// Where models are on this computer, the folders of `settings.toml` included. Settings that cannot be read are named
+/// once, and the usual places are looked into all the same.
+pub fn places(home: &Home) -> Places {
+    static TOLD: Once = Once::new();
+    let folders = match Settings::open(&home.settings()) {
+        Ok(settings) => settings.model_folders(),
+        Err(e) => {
+            TOLD.call_once(|| eprintln!("note: {e}; its model_folders are not looked into"));
+            Vec::new()
+        }
+    };
+    Places::standard(home, &folders)
 }
 
 /// The options by their names as settings.

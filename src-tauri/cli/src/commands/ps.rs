@@ -39,18 +39,18 @@ pub async fn run(args: &DataArgs, home: &Home) -> Result<(), Failure> {
 }
 
 fn summary(health: &Health, stats: &Stats) -> String {
-    let model = match (health, &stats.model) {
-        (Health::Loading { model, percent }, _) => format!("{model}, loading ({percent} %)"),
-        (Health::Failed { message }, _) => format!("failed: {message}"),
-        (_, Some(_)) => {
-            let one = |m: &ModelStats| {
-                let pinned = if m.pinned { ", pinned" } else { "" };
-                format!("{} ({}, {} tokens context, {}{pinned})", m.id, m.model_type, m.context, size(m.weights))
-            };
-            stats.models.iter().map(one).collect::<Vec<_>>().join("\n        ")
-        }
-        (_, None) => "none loaded".to_owned(),
+    let one = |m: &ModelStats| {
+        let pinned = if m.pinned { ", pinned" } else { "" };
+        format!("{} ({}, {} tokens context, {}{pinned})", m.id, m.model_type, m.context, size(m.weights))
     };
+    let mut models: Vec<String> = stats.models.iter().map(one).collect();
+    match health {
+        Health::Loading { model, percent } => models.push(format!("{model}, loading ({percent} %)")),
+        Health::Failed { message } => models.push(format!("failed: {message}")),
+        _ if models.is_empty() => models.push("none loaded".to_owned()),
+        _ => {}
+    }
+    let model = models.join("\n        ");
     let (memory, totals) = (&stats.memory, &stats.totals);
     let ledger = &memory.ledger;
     format!(

@@ -1,13 +1,14 @@
 //! `hearth rm`: removes a model, after saying what that frees.
 
 use crate::args::RmArgs;
+use crate::commands::preferences::places;
 use crate::commands::running;
 use crate::failure::Failure;
 use crate::output::{self, size};
 use hearth_library::LibraryError;
 use hearth_library::home::Home;
 use hearth_library::remove::{self, Removal};
-use hearth_library::scan::{Places, find};
+use hearth_library::scan::find;
 use std::io::{IsTerminal, Write};
 
 /// Says what it would free, asks, and removes it.
@@ -15,12 +16,12 @@ use std::io::{IsTerminal, Write};
 /// # Errors
 /// Exit code 3 when there is no such model, 1 when it is in use, somebody else's, or the user says no.
 pub async fn run(args: &RmArgs, home: &Home) -> Result<(), Failure> {
-    let entry = find(&args.model, &Places::standard(home, &[]))?;
+    let entry = find(&args.model, &places(home))?;
     let removal = remove::plan(&entry)?;
     if let Some(server) = running::find(home, None)? {
-        let loaded = server.client.stats().await?.model;
-        if loaded.is_some_and(|m| m.id == entry.id) {
-            return Err(Failure::no(format!("{} is loaded by the running server; `hearth stop` it first", entry.id)));
+        if server.client.stats().await?.models.iter().any(|m| m.id == entry.id) {
+            let id = &entry.id;
+            return Err(Failure::no(format!("{id} is loaded by the running server; `hearth stop {id}` unloads it")));
         }
     }
     if !removal.own && !args.foreign {

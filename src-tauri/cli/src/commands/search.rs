@@ -1,11 +1,12 @@
 //! `hearth search`: models for MLX on the hub.
 
 use crate::args::SearchArgs;
+use crate::commands::preferences::places;
 use crate::failure::Failure;
 use crate::output;
 use hearth_library::home::{Home, process_env};
 use hearth_library::hub::{Found, Hub, HubOptions};
-use hearth_library::scan::{Places, scan};
+use hearth_library::scan::scan;
 use serde_json::json;
 
 /// Asks the hub and shows what it finds, the most downloaded first.
@@ -23,7 +24,7 @@ pub async fn run(args: &SearchArgs, home: &Home) -> Result<(), Failure> {
         eprintln!("{} has no model for MLX that fits {:?}", hub.host(), args.text);
         return Ok(());
     }
-    let here: Vec<String> = scan(&Places::standard(home, &[])).models.into_iter().map(|m| m.id).collect();
+    let here: Vec<String> = scan(&places(home)).models.into_iter().map(|m| m.id).collect();
     let header = ["MODEL", "DOWNLOADS", "LIKES", "UPDATED", ""];
     let rows: Vec<Vec<String>> = found.iter().map(|f| row(f, &here)).collect();
     output::print(&output::table(&header, &[false, true, true, false, false], &rows))?;

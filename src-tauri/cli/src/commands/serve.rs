@@ -12,7 +12,7 @@ use hearth_host::unclean::{self, Recorder};
 use hearth_host::{Host, HostError, Saved, has_to_be_saved, leave_at_once};
 use hearth_library::download::DownloadManager;
 use hearth_library::home::{Home, Ownership};
-use hearth_library::scan::{ModelEntry, Places};
+use hearth_library::scan::{ModelEntry, Places, scan};
 use hearth_library::{learned::Log, marker};
 use hearth_server::settings::ModelsFile;
 use hearth_server::{Learning, ServerConfig, StartError};
@@ -40,7 +40,13 @@ pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
         )));
     }
     let places = Places::standard(home, &settings.model_folders());
-    let config = ServerConfig { places: places.clone(), logs: args.logs.clone(), settings: settings.clone(), ..config };
+    let config = ServerConfig {
+        places: places.clone(),
+        logs: args.logs.clone(),
+        settings: settings.clone(),
+        models_toml: Some(home.models_toml()),
+        ..config
+    };
     let cache = cache(&args, home)?;
     // From here on a signal ends the server in order, however early it comes.
     let (stop, running) = stop_on_signals()?;
@@ -86,7 +92,7 @@ pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
     let _ = running.set((host.engine().clone(), host.recorder().clone()));
     let served = answer(&mut host, stop, async |host| match (&entry, &left) {
         (None, Some(left)) => output::line(&format!("no model is loaded: {}", unclean::why(left))),
-        (None, None) => output::line(&format!("no model is loaded: {}", model::unclear("serve", home))),
+        (None, None) => output::line(&format!("no model is loaded: {}", empty(&places, home))),
         (Some(entry), _) => {
             host.loading(entry, args.engine.context.map(u64::from));
             ready(host, entry).await
@@ -100,6 +106,14 @@ pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
             end(host, failure.code as i32).await?;
             Err(Failure { message: String::new(), ..failure })
         }
+    }
+}
+
+/// How to get a model into a server that has none.
+fn empty(places: &Places, home: &Home) -> String {
+    match scan(places).models.iter().any(ModelEntry::is_complete) {
+        true => "a request loads the one that it names, of those that `hearth ls` lists".to_owned(),
+        false => model::unclear("serve", home).message,
     }
 }
 
@@ -146,7 +160,7 @@ fn cut_short(cache: &CacheStats) -> Option<String> {
 fn serving(args: &ServeArgs, places: Option<&Places>, home: &Home) -> Serving {
     let file = ModelsFile::open(&home.models_toml());
     for problem in &file.problems {
-        eprintln!("{problem}");
+        tracing::warn!("{problem}");
     }
     Serving {
         places: places.filter(|_| args.model.is_none()).cloned(),

@@ -1,6 +1,7 @@
-//! `hearth stop`: asks the running server to end, and waits until it has.
+//! `hearth stop`: asks the running server to end, and waits until it has; with a model, to take that out of memory.
 
-use crate::args::DataArgs;
+use crate::args::StopArgs;
+use crate::client::Client;
 use crate::commands::running;
 use crate::failure::Failure;
 use crate::output;
@@ -15,12 +16,16 @@ const PATIENCE: Duration = Duration::from_secs(75);
 /// After this long the user learns why it takes so long.
 const QUIET: Duration = Duration::from_secs(3);
 
-/// Stops the server and waits for its end.
+/// Stops the server and waits for its end, or unloads a model.
 ///
 /// # Errors
-/// Exit code 4 when there is none, 1 when it does not end, or ended without having saved all of its prompt cache.
-pub async fn run(args: &DataArgs, home: &Home) -> Result<(), Failure> {
+/// Exit code 4 when there is none, 1 when it does not end, or ended without having saved all of its prompt cache; and when
+/// the model is not in memory or has requests to answer.
+pub async fn run(args: &StopArgs, home: &Home) -> Result<(), Failure> {
     let server = running::required(home)?;
+    if let Some(name) = &args.model {
+        return unload(&server.client, name, args.json).await;
+    }
     let pid = server.record.pid;
     if let Err(refusal) = server.client.shut_down().await {
         // It holds the home's lock, so the process is a Hearth that lives: a signal asks the same thing.
@@ -54,6 +59,21 @@ pub async fn run(args: &DataArgs, home: &Home) -> Result<(), Failure> {
         output::line(&format!("stopped {url} (pid {pid})"))?;
     }
     not_saved.map_or(Ok(()), |why| Err(Failure::no(why)))
+}
+
+/// Takes one model out of memory.
+async fn unload(client: &Client, name: &str, json: bool) -> Result<(), Failure> {
+    let Some(gone) = client.unload(name).await? else {
+        let there: Vec<String> = client.stats().await?.models.into_iter().map(|model| model.id).collect();
+        return Err(Failure::no(match there.as_slice() {
+            [] => format!("{name} is not in memory; no model is"),
+            all => format!("{name} is not in memory, or fits several; there are: {}", all.join(", ")),
+        }));
+    };
+    if json {
+        return output::json(&json!({"unloaded": gone.model, "freed": gone.freed, "url": client.base()}));
+    }
+    output::line(&format!("unloaded {}, which frees {}", gone.model, output::size(gone.freed)))
 }
 
 /// Whether that process still owns the home.
