@@ -6,6 +6,7 @@
 //! the home back.
 
 pub mod ending;
+mod last_used;
 pub mod learning;
 mod leaving;
 mod saving;
@@ -22,6 +23,7 @@ use hearth_library::LibraryError;
 use hearth_library::home::{Home, HomeLock, ServerRecord, now};
 use hearth_library::scan::{ModelEntry, Source};
 use hearth_server::{Bound, ServerConfig, StartError, bind, serve};
+use last_used::LastUsed;
 use learning::Learner;
 use std::io::Read;
 use std::sync::Arc;
@@ -141,12 +143,17 @@ impl Listening {
         let Listening { home, lock, bound, record, ending } = self;
         let recorder = Recorder::new(&home);
         let mut learner = Learner::new(&home, kv_bits, prefill_chunk as u64);
+        let last_used = Arc::new(LastUsed::new(&home));
         let look = {
-            let engine = engine.clone();
-            move |health: &_, stats: &_| learner.look(&engine, health, stats)
+            let (engine, last_used) = (engine.clone(), last_used.clone());
+            move |health: &_, stats: &_| {
+                last_used.look(health, stats);
+                learner.look(&engine, health, stats)
+            }
         };
         let watch = Watch::start(recorder.clone(), engine.clone(), look)?;
-        Ok(Host { home, lock, record, ending: Some(ending), engine, recorder, watch: Some(watch), bound: Some(bound) })
+        let (ending, watch, bound) = (Some(ending), Some(watch), Some(bound));
+        Ok(Host { home, lock, record, ending, engine, recorder, last_used, watch, bound })
     }
 }
 
@@ -158,6 +165,7 @@ pub struct Host {
     ending: Option<Ending>,
     engine: EngineHandle,
     recorder: Recorder,
+    last_used: Arc<LastUsed>,
     watch: Option<Watch>,
     bound: Option<Bound>,
 }
@@ -207,7 +215,7 @@ impl Host {
     pub fn loaded(&mut self, entry: &ModelEntry, model: &ServedModel) -> Result<(), LibraryError> {
         // At once: a server that is killed right after it said `ready` was not loading any more.
         self.recorder.update(&self.engine.health(), &self.engine.stats());
-        self.home.set_last_model(&name_of(entry))?;
+        self.last_used.note(&model.id, &name_of(entry))?;
         self.record.model = Some(model.id.clone());
         self.lock.publish(&self.record)
     }
@@ -217,6 +225,7 @@ impl Host {
     pub async fn save(&mut self, time: Duration) -> Saved {
         drop(self.watch.take());
         self.recorder.end();
+        self.last_used.end(&self.engine.stats());
         // Nobody is told any more of a server that does not answer.
         let _ = std::fs::remove_file(self.home.server_json());
         let saved = saving::save(&self.engine, time).await;
