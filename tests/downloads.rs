@@ -143,6 +143,72 @@ fn pull_says_where_the_model_is_and_what_went_wrong() {
 }
 
 #[test]
+fn without_the_hub_everything_on_this_computer_works() {
+    use reqwest::Method;
+    // It takes connections, and says nothing on them.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap();
+    let endpoint = format!("http://{address}");
+    let place = Place::with_model("llama-q4", "Mine");
+    let hearth = |args: &[&str]| {
+        let mut cmd = place.hearth(args);
+        cmd.env("HF_ENDPOINT", &endpoint);
+        cmd
+    };
+    for args in [&["pull", "org/tiny"][..], &["search", "tiny"]] {
+        let away = ran(hearth(args)).exits(1);
+        assert!(away.err.contains(&format!("cannot reach {address}: it did not answer in 8 s")), "{away:?}");
+    }
+    for (args, code) in [
+        (&["ls"][..], 0),
+        (&["fit", "Mine"], 0),
+        (&["generate", "Mine", "--prompt", "Hello", "--max-tokens", "2"], 0),
+        (&["rm", "Mine"], 1),
+    ] {
+        assert!(!ran(hearth(args)).exits(code).err.contains(&address.to_string()), "{args:?}");
+    }
+    let serve = hearth(&["serve", "--port", "0"]);
+    let server = Server::spawn(place, serve);
+    assert!(server.line().starts_with("ready: Mine"));
+    let place = &server.place;
+    for path in [
+        "models",
+        "models/removal?model=Mine",
+        "catalogue",
+        "downloads",
+        "fit?model=Mine",
+        "settings",
+        "limits",
+        "cache",
+        "requests",
+        "logs",
+        "connect",
+        "preflight",
+    ] {
+        let (status, reply) = place.admin(Method::GET, &format!("/api/hearth/{path}"), None);
+        assert_eq!(status, 200, "{path}: {reply}");
+    }
+    // What only the hub knows is the one thing that fails, with a sentence.
+    for path in ["search?q=tiny", "catalogue/preview?repo=org/tiny"] {
+        let (status, reply) = place.admin(Method::GET, &format!("/api/hearth/{path}"), None);
+        assert_eq!((status, &reply["error"]["code"]), (502, &json!("hub_unreachable")), "{path}: {reply}");
+    }
+    let (_, job) = place.admin(Method::POST, "/api/hearth/downloads", Some(json!({"repo": "org/tiny"})));
+    let path = format!("/api/hearth/downloads/{}", job["id"].as_str().unwrap());
+    eventually("the download says why it ends", || place.admin(Method::GET, &path, None).1["state"] == "failed");
+    let (_, job) = place.admin(Method::GET, &path, None);
+    assert!(job["message"].as_str().unwrap().contains("models on this computer work without it"), "{job}");
+    // Whether a model of the list fits needs no hub either.
+    let (_, list) = place.admin(Method::GET, "/api/hearth/catalogue", None);
+    let known = |model: &&Value| model["bytes"].is_u64() || model["parameters"].is_u64();
+    let models = list["models"].as_array().unwrap();
+    assert!(models.iter().filter(known).count() > 20);
+    assert!(models.iter().filter(known).all(|model| model["fit"]["fits"].is_boolean()), "{list}");
+    let reply = server.ask("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 2, "ignore_eos": true}));
+    assert_eq!(reply["usage"]["completion_tokens"], 2);
+}
+
+#[test]
 fn a_ctrl_c_pauses_and_the_next_pull_goes_on() {
     let (hub, place) = (Hub::start().unwrap(), Place::new());
     add(&hub, "org/tiny", 20_000_000, 1);
@@ -163,18 +229,6 @@ fn a_ctrl_c_pauses_and_the_next_pull_goes_on() {
     assert!(hub.served() <= 20_100_000 - here, "{} were sent though {here} were here", hub.served());
 }
 
-/// One admin request with the key of the place's server.
-fn admin(place: &Place, method: reqwest::Method, path: &str, body: Option<Value>) -> (u16, Value) {
-    let record: Value = serde_json::from_slice(&fs::read(place.home().join("server.json")).unwrap()).unwrap();
-    let url = format!("http://127.0.0.1:{}{path}", record["port"]);
-    let mut request = support::http().request(method, url).bearer_auth(record["token"].as_str().unwrap());
-    if let Some(body) = body {
-        request = request.json(&body);
-    }
-    let reply = request.send().unwrap();
-    (reply.status().as_u16(), reply.json().unwrap_or_default())
-}
-
 #[test]
 fn a_running_server_does_the_job_and_there_is_one() {
     use reqwest::Method;
@@ -187,34 +241,34 @@ fn a_running_server_does_the_job_and_there_is_one() {
     let server = Server::spawn(place, serve);
     let place = &server.place;
     let mut pull: Child = hearth(place, &hub, &["pull", "org/tiny"]).stdout(Stdio::piped()).spawn().unwrap();
-    let job = || admin(place, Method::GET, "/api/hearth/downloads", None).1["downloads"][0].clone();
+    let job = || place.admin(Method::GET, "/api/hearth/downloads", None).1["downloads"][0].clone();
     eventually("the server has the job", || job()["state"] == "downloading");
-    let (status, same) = admin(place, Method::POST, "/api/hearth/downloads", Some(json!({"repo": "org/tiny"})));
+    let (status, same) = place.admin(Method::POST, "/api/hearth/downloads", Some(json!({"repo": "org/tiny"})));
     assert_eq!((status, &same["id"]), (200, &json!("org--tiny@main")));
     let path = "/api/hearth/downloads/org--tiny@main";
-    assert_eq!(admin(place, Method::POST, &format!("{path}/pause"), None).0, 200);
+    assert_eq!(place.admin(Method::POST, &format!("{path}/pause"), None).0, 200);
     assert_eq!(wait(&mut pull).code(), Some(1), "whoever waits for it hears of it");
     assert_eq!(job()["state"], "paused");
-    assert_eq!(admin(place, Method::POST, &format!("{path}/resume"), None).0, 200);
+    assert_eq!(place.admin(Method::POST, &format!("{path}/resume"), None).0, 200);
     hub.rate(None);
     eventually("it is done", || job()["state"] == "done");
     assert_eq!(job()["path"], snapshot(place, "org/tiny", &commit).to_str().unwrap());
     assert!(job()["message"].as_str().unwrap().contains("HF_TOKEN is not valid any more"), "{}", job());
     assert_eq!(hub.leaks(), 0);
     // Looked at, searched, removed.
-    let (_, models) = admin(place, Method::GET, "/api/hearth/models", None);
+    let (_, models) = place.admin(Method::GET, "/api/hearth/models", None);
     let model = &models["models"][0];
     assert_eq!(
         (&model["id"], &model["state"], &model["pinned"]),
         (&json!("org/tiny"), &json!("on_disk"), &json!(false))
     );
-    let (_, found) = admin(place, Method::GET, "/api/hearth/search?q=tiny", None);
+    let (_, found) = place.admin(Method::GET, "/api/hearth/search?q=tiny", None);
     assert_eq!(found["models"][0]["repo"], "org/tiny");
-    let (_, removal) = admin(place, Method::GET, "/api/hearth/models/removal?model=org/tiny", None);
+    let (_, removal) = place.admin(Method::GET, "/api/hearth/models/removal?model=org/tiny", None);
     assert!(removal["frees"].as_u64().unwrap() > 8_000_000 && removal["own"] == true, "{removal}");
-    let (status, refused) = admin(place, Method::DELETE, "/api/hearth/models?model=tiny", None);
+    let (status, refused) = place.admin(Method::DELETE, "/api/hearth/models?model=tiny", None);
     assert!(status == 400 && refused["error"]["message"].as_str().unwrap().contains("whole id"), "{refused}");
-    assert_eq!(admin(place, Method::DELETE, "/api/hearth/models?model=org/tiny", None).0, 200);
+    assert_eq!(place.admin(Method::DELETE, "/api/hearth/models?model=org/tiny", None).0, 200);
     assert!(!place.path("hub/models--org--tiny").exists());
     for (path, body, status) in [
         ("/api/hearth/downloads", json!({"repo": "../x"}), 400),
@@ -223,7 +277,7 @@ fn a_running_server_does_the_job_and_there_is_one() {
         ("/api/hearth/downloads/nothing/pause", json!({}), 404),
         ("/api/hearth/downloads/nothing/dance", json!({}), 404),
     ] {
-        let (got, answer) = admin(place, Method::POST, path, Some(body));
+        let (got, answer) = place.admin(Method::POST, path, Some(body));
         assert_eq!(got, status, "{path}: {answer}");
     }
 }

@@ -68,6 +68,18 @@ impl Place {
         Place { dir }
     }
 
+    /// A new one with a copy of this tiny model in Hearth's own models folder.
+    pub fn with_model(tiny: &str, name: &str) -> Self {
+        let place = Place::new();
+        place.put(tiny, name);
+        place
+    }
+
+    /// Puts a copy of a tiny model into Hearth's own models folder.
+    pub fn put(&self, tiny: &str, name: &str) -> PathBuf {
+        copy_model(&golden(tiny), &self.home().join("models").join(name))
+    }
+
     /// A path in it.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
@@ -76,6 +88,18 @@ impl Place {
     /// HEARTH_HOME.
     pub fn home(&self) -> PathBuf {
         self.path("home")
+    }
+
+    /// One admin request with the key of this home's server: status and JSON.
+    pub fn admin(&self, method: reqwest::Method, path: &str, body: Option<Value>) -> (u16, Value) {
+        let record: Value = serde_json::from_slice(&fs::read(self.home().join("server.json")).unwrap()).unwrap();
+        let url = format!("http://127.0.0.1:{}{path}", record["port"]);
+        let mut request = http().request(method, url).bearer_auth(record["token"].as_str().unwrap());
+        if let Some(body) = body {
+            request = request.json(&body);
+        }
+        let reply = request.send().unwrap();
+        (reply.status().as_u16(), reply.json().unwrap_or_default())
     }
 
     /// `hearth` with these arguments, blind to the user's own settings and models.

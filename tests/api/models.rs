@@ -2,6 +2,7 @@
 
 use crate::http::{answer, client, get, post};
 use crate::support::{Server, eventually, start, start_with};
+use hearth_library::scan::{Place, Places};
 use hearth_server::ServerConfig;
 use hearth_server::testing::{ScriptedBackend, Step, TAKEN};
 use serde_json::{Value, json};
@@ -82,5 +83,42 @@ async fn a_request_says_how_long_its_model_stays() {
     for wrong in [json!("soon"), json!([]), json!(true)] {
         let (status, refusal) = ask(wrong.clone()).await;
         assert_eq!((status, &refusal["error"]["param"]), (400, &json!("keep_alive")), "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_comes_or_goes_on_disk_is_told_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let (models, drive) = (dir.path().join("models"), dir.path().join("drive"));
+    std::fs::create_dir(&models).unwrap();
+    let places = Places::of(vec![Place::Hearth(models.clone()), Place::Folder(drive.clone())]);
+    let config = ServerConfig { admin_token: Some("admin".into()), places, ..ServerConfig::default() };
+    let s = start_with(ScriptedBackend::saying("ok"), config).await;
+    let ids = async || {
+        let (_, list) = answer(client().get(format!("{}/api/hearth/models", s.url)).bearer_auth("admin")).await;
+        list["models"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let mut events = client().get(format!("{}/api/hearth/events", s.url)).bearer_auth("admin").send().await.unwrap();
+    let mut text = String::new();
+    // One that listens hears of it; the list is the new one then.
+    for (step, expected) in [(0, vec!["One"]), (1, vec!["One", "Two"]), (2, vec!["Two"])] {
+        match step {
+            0 => std::fs::create_dir(models.join("One"))
+                .and_then(|()| std::fs::write(models.join("One/config.json"), "{}")),
+            1 => std::fs::create_dir_all(drive.join("Two"))
+                .and_then(|()| std::fs::write(drive.join("Two/config.json"), "{}")),
+            _ => std::fs::remove_dir_all(models.join("One")),
+        }
+        .unwrap();
+        for _ in 0..1000 {
+            if ids().await == expected && text.contains("event: models\n") {
+                break;
+            }
+            let piece = tokio::time::timeout(Duration::from_secs(60), events.chunk()).await;
+            let piece = piece.expect("nothing is told").unwrap().expect("the stream has ended");
+            text.push_str(&String::from_utf8_lossy(&piece));
+        }
+        assert!(ids().await == expected && text.contains("event: models\n"), "{expected:?} after {text}");
+        text.clear();
     }
 }
