@@ -303,6 +303,27 @@ fn stop_with_a_model_unloads_that_one() {
 }
 
 #[test]
+fn a_chat_is_with_one_model_whoever_else_asks() {
+    let server = serve(three(), &[]);
+    ask(&server, "Tiny-Llama");
+    let chat = |args: &[&str], model: &str| {
+        let mut cmd = server.place.hearth(&[&["run", "--max-tokens", "2"], args].concat());
+        let script = server.place.path("script");
+        fs::write(&script, "Hello\n").unwrap();
+        cmd.stdin(fs::File::open(script).unwrap());
+        let chat = ran(cmd).exits(0);
+        assert!(chat.err.starts_with(&format!("Chatting with {model} at {}", server.url)), "{chat:?}");
+        let (_, stats) = server.get("/stats");
+        assert_eq!(stats["model"]["id"], model, "it was the last to answer");
+    };
+    chat(&["qwen"], "Tiny-Qwen");
+    chat(&["Tiny-Swa", "--url", &server.url], "org/Tiny-Swa");
+    chat(&[], "org/Tiny-Swa");
+    let unknown = server.place.run(&["run", "mistral"]).exits(3);
+    assert!(unknown.err.contains("mistral") && unknown.err.contains("Tiny-Qwen"), "{unknown:?}");
+}
+
+#[test]
 fn a_pin_holds_after_a_restart() {
     let place = three();
     let file = place.home().join("models.toml");

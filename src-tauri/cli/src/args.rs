@@ -313,8 +313,8 @@ pub struct CacheFlags {
 /// `hearth run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// The model: a folder, a hub id that is on disk, or an unambiguous part of a name; refused where a running server has
-    /// another [default: the running server's, the last used one, or the only one]
+    /// The model: a folder, a hub id that is on disk, or an unambiguous part of a name; refused where a running server serves
+    /// another one alone [default: the running server's, the last used one, or the only one]
     pub model: Option<String>,
     /// Talk to this server instead of the running one
     #[arg(long, env = "HEARTH_URL", value_name = "URL")]

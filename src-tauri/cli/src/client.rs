@@ -101,6 +101,16 @@ impl Client {
         }
     }
 
+    /// `/v1/models`: the ids that a request may name.
+    ///
+    /// # Errors
+    /// Exit code 4 when nothing that speaks Hearth answers, 1 when the server refuses.
+    pub async fn models(&self) -> Result<Vec<String>, Failure> {
+        let list: Value = self.answered(self.request(reqwest::Method::GET, "/v1/models")).await?;
+        let models = list["data"].as_array().into_iter().flatten();
+        Ok(models.filter_map(|model| model["id"].as_str().map(str::to_owned)).collect())
+    }
+
     /// Asks the server to shut down; it answers before it does.
     ///
     /// # Errors

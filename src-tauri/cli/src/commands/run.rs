@@ -31,39 +31,45 @@ pub async fn run(args: RunArgs, home: &Home) -> Result<(), Failure> {
         // Now, and not with the first question. The vocabulary's size matters to other parameters only.
         SamplingParams { temperature, ..SamplingParams::default() }.validate(0)?;
     }
-    let (client, local) = connect(&args, home).await?;
-    let chatted = chat(&client, &args).await;
+    let (client, local, model) = connect(&args, home).await?;
+    let chatted = chat(&client, &args, model).await;
     if let Some(local) = local {
         local.stop().await;
     }
     chatted
 }
 
-/// The server to talk to; the second part is there when it lives in this process.
-async fn connect(args: &RunArgs, home: &Home) -> Result<(Client, Option<Local>), Failure> {
-    if let Some(url) = &args.url {
-        let client = Client::new(url, args.api_key.clone())?;
-        let health = client.health().await?;
-        // What a name means is known on that server's computer only: the id, or its last part.
-        if let Some(name) = &args.model {
-            same(name, &health, client.base(), |id| id.rsplit('/').next() == Some(name))?;
-        }
-        return Ok((client, None));
-    }
-    if let Some(server) = running::find(home, args.api_key.clone())? {
-        let health = server.client.health().await?;
-        if let Some(name) = &args.model {
-            // A folder that the server was given by its path may not be found by its id.
-            let served = |id: &str| id == name;
-            if !model_of(&health).is_some_and(served) {
-                let wanted = model::pick(Some(name), home)?.map(|entry| entry.id);
-                same(name, &health, server.client.base(), |id| wanted.as_deref() == Some(id))?;
+/// The server to talk to, whether it lives in this process, and the model to name in every question: others may have
+/// another one answer meanwhile.
+async fn connect(args: &RunArgs, home: &Home) -> Result<(Client, Option<Local>, Option<String>), Failure> {
+    let client = match &args.url {
+        Some(url) => Client::new(url, args.api_key.clone())?,
+        None => match running::find(home, args.api_key.clone())? {
+            Some(server) => server.client,
+            None => {
+                let local = Local::start(args.model.as_deref(), home).await?;
+                return Ok((Client::new(local.url(), None)?, Some(local), None));
             }
-        }
-        return Ok((server.client, None));
+        },
+    };
+    let health = client.health().await?;
+    let Some(name) = &args.model else {
+        let model = model_of(&health).map(str::to_owned);
+        return Ok((client, None, model));
+    };
+    let mut there = client.models().await?;
+    there.extend(model_of(&health).map(str::to_owned));
+    // A folder that the server was given by its path may not be found by its id.
+    let wanted = match &args.url {
+        _ if there.contains(name) => Some(name.clone()),
+        // What a name means is known on that server's computer only: the id, or its last part.
+        Some(_) => there.iter().find(|id| id.rsplit('/').next() == Some(name)).cloned(),
+        None => model::pick(Some(name), home)?.map(|entry| entry.id).filter(|id| there.contains(id)),
+    };
+    match wanted {
+        Some(model) => Ok((client, None, Some(model))),
+        None => Err(other(&health, client.base())),
     }
-    let local = Local::start(args.model.as_deref(), home).await?;
-    Ok((Client::new(local.url(), None)?, Some(local)))
 }
 
 /// The model that a server has, or will have in a moment.
@@ -74,17 +80,16 @@ fn model_of(health: &Health) -> Option<&str> {
     }
 }
 
-/// Refuses a server whose model is not the one that was asked for.
-fn same(name: &str, health: &Health, url: &str, is_it: impl Fn(&str) -> bool) -> Result<(), Failure> {
+/// The refusal of a server that does not have the model that was asked for.
+fn other(health: &Health, url: &str) -> Failure {
     let has = match model_of(health) {
-        Some(id) if id == name || is_it(id) => return Ok(()),
         Some(id) => format!("has {id}; stop it, or leave MODEL out"),
         None => "has no model; stop it".to_owned(),
     };
-    Err(Failure::no(format!("the running server, {url}, {has}")))
+    Failure::no(format!("the running server, {url}, {has}"))
 }
 
-async fn chat(client: &Client, args: &RunArgs) -> Result<(), Failure> {
+async fn chat(client: &Client, args: &RunArgs, model: Option<String>) -> Result<(), Failure> {
     let editor = rustyline::DefaultEditor::new().map_err(|e| Failure::no(format!("cannot read the terminal: {e}")))?;
     let mut editor = Some(editor);
     let mut system = args.system.clone();
@@ -92,11 +97,12 @@ async fn chat(client: &Client, args: &RunArgs) -> Result<(), Failure> {
     // A person sees a refusal and goes on; a script that pipes its turns must learn of it.
     let mut refused = None;
     let piped = !std::io::stdin().is_terminal();
-    let model = match client.health().await? {
-        Health::Ready { model } => model,
+    let shown = match (&model, client.health().await?) {
+        (Some(model), _) => model.clone(),
+        (None, Health::Ready { model }) => model,
         _ => "the model".to_owned(),
     };
-    eprintln!("Chatting with {model} at {}. /help lists the commands, Ctrl-D ends it.", client.base());
+    eprintln!("Chatting with {shown} at {}. /help lists the commands, Ctrl-D ends it.", client.base());
     loop {
         let input = match read(&mut editor).await? {
             Input::Line(line) => line,
@@ -116,7 +122,7 @@ async fn chat(client: &Client, args: &RunArgs) -> Result<(), Failure> {
             (word, _) if word.starts_with('/') => eprintln!("{word} is no command.\n{HELP}"),
             _ => {
                 turns.push(json!({"role": "user", "content": line}));
-                let body = body(args, system.as_deref(), &turns);
+                let body = body(args, model.as_deref(), system.as_deref(), &turns);
                 match answer(client, &body).await {
                     Ok(text) => turns.push(json!({"role": "assistant", "content": text})),
                     Err(ChatError::Refused(message)) => {
@@ -137,10 +143,13 @@ async fn chat(client: &Client, args: &RunArgs) -> Result<(), Failure> {
     refused.map_or(Ok(()), |message| Err(Failure::no(message)))
 }
 
-fn body(args: &RunArgs, system: Option<&str>, turns: &[Value]) -> Value {
+fn body(args: &RunArgs, model: Option<&str>, system: Option<&str>, turns: &[Value]) -> Value {
     let system = system.map(|text| json!({"role": "system", "content": text}));
     let messages: Vec<&Value> = system.iter().chain(turns).collect();
     let mut body = json!({"messages": messages, "stream": true, "stream_options": {"include_usage": true}});
+    if let Some(model) = model {
+        body["model"] = model.into();
+    }
     if let Some(t) = args.temperature {
         body["temperature"] = t.into();
     }
