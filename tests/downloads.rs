@@ -283,6 +283,24 @@ fn a_running_server_does_the_job_and_there_is_one() {
 }
 
 #[test]
+fn a_download_follows_the_cache_and_goes_with_rm() {
+    let (hub, place) = (Hub::start().unwrap(), Place::new());
+    add(&hub, "org/tiny", 100_000, 1);
+    ran(hearth(&place, &hub, &["pull", "org/tiny"])).exits(0);
+    // Another cache now: that is where it is to be.
+    let mut pull = hearth(&place, &hub, &["pull", "org/tiny"]);
+    pull.env("HF_HUB_CACHE", place.path("other"));
+    let path = ran(pull).exits(0).out;
+    assert!(Path::new(path.trim()).starts_with(place.path("other")), "{path}");
+    ran(hearth(&place, &hub, &["pull", "org/none"])).exits(1);
+    assert!(place.run(&["ls"]).exits(0).out.contains("org/none"));
+    let asked = place.run(&["rm", "org/none"]).exits(1);
+    assert!(asked.err.contains("add --yes"), "{asked:?}");
+    place.run(&["rm", "org/none", "--yes"]).exits(0);
+    assert!(!place.run(&["ls"]).exits(0).out.contains("org/none"));
+}
+
+#[test]
 fn rm_says_what_it_frees_and_asks() {
     let (hub, place) = (Hub::start().unwrap(), Place::new());
     add(&hub, "org/tiny", 500_000, 1);

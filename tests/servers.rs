@@ -355,7 +355,7 @@ fn a_chat_is_with_the_model_that_was_asked_for() {
 fn a_chat_without_any_model_says_how_to_get_one() {
     let place = Place::new();
     let none = place.run(&["run"]).exits(3);
-    assert!(none.err.contains("hearth import") && none.err.contains("cargo xtask starter"), "{none:?}");
+    assert!(none.err.contains("hearth import") && none.err.contains("hearth pull ORG/NAME"), "{none:?}");
     for name in ["One", "Two"] {
         copy_model(&golden(TINY), &place.home().join("models").join(name));
     }

@@ -159,6 +159,7 @@ fn who_is_not_used_leaves_after_its_time() {
 #[test]
 fn one_leaves_for_the_other_and_nobody_is_turned_away() {
     let place = Place::new();
+    place.put("llama-q4", "Small");
     for name in ["One", "Two"] {
         let folder = place.home().join("models").join(name);
         fs::create_dir_all(&folder).unwrap();
@@ -176,6 +177,20 @@ fn one_leaves_for_the_other_and_nobody_is_turned_away() {
     let (status, set) = server.place.admin(Method::PUT, "/api/hearth/limits", Some(limits));
     assert_eq!(status, 200, "{set}");
 
+    // While Two waits for One to end, a small one whose room would be of no use goes on.
+    ask(&server, "Small");
+    let long = begin(&server, "One", 250);
+    std::thread::scope(|scope| {
+        let two = scope.spawn(|| ask(&server, "Two"));
+        for _ in 0..10 {
+            assert_eq!(ask(&server, "Small"), "Small");
+        }
+        let (_, stats) = server.get("/stats");
+        assert!(stats["rows"].to_string().contains("\"One\"") && !two.is_finished(), "{stats}");
+        rest(long);
+        assert_eq!(two.join().unwrap(), "Two");
+    });
+
     // One answers at length; others ask for Two, and for One once more, while it does.
     let long = begin(&server, "One", 60);
     let answers: Vec<String> = std::thread::scope(|scope| {
@@ -190,12 +205,16 @@ fn one_leaves_for_the_other_and_nobody_is_turned_away() {
     ask(&server, "One");
     ask(&server, "Two");
     let stats = server.idle();
-    assert_eq!((loaded(&server), &stats["totals"]["failed"]), (vec!["Two".to_owned()], &json!(0)), "{stats}");
+    assert_eq!(
+        (loaded(&server), &stats["totals"]["failed"]),
+        (vec!["Small".into(), "Two".into()], &json!(0)),
+        "{stats}"
+    );
 
     // What left was free before the other one was read: there never were two.
     let memory = &stats["memory"];
     let figure = |name: &str| memory[name].as_u64().unwrap();
-    assert_eq!(memory["ledger"]["weights"].as_u64().unwrap(), weights, "{memory}");
+    assert!(memory["ledger"]["weights"].as_u64().unwrap() < weights * 5 / 4, "{memory}");
     assert!(memory["ledger"]["total"].as_u64() <= memory["ledger"]["budget"].as_u64(), "{memory}");
     assert!(figure("mlx_active") < weights * 5 / 4 && figure("mlx_peak") < weights * 17 / 10, "{weights}: {memory}");
     let gone = memory["guard"]["actions"].as_array().unwrap().iter().filter(|action| action["what"] == "unload");
@@ -321,6 +340,88 @@ fn a_chat_is_with_one_model_whoever_else_asks() {
     chat(&[], "org/Tiny-Swa");
     let unknown = server.place.run(&["run", "mistral"]).exits(3);
     assert!(unknown.err.contains("mistral") && unknown.err.contains("Tiny-Qwen"), "{unknown:?}");
+}
+
+#[test]
+fn after_an_unclean_end_a_request_loads_nothing_until_somebody_did() {
+    let mut server = serve(three(), &[]);
+    ask(&server, "Tiny-Llama");
+    let record = server.place.home().join("running.json");
+    eventually("it is on record", || record.exists());
+    server.child.kill().unwrap();
+    server.wait();
+    let server = serve(std::mem::replace(&mut server.place, Place::new()), &[]);
+    assert!(server.line().contains("was killed or crashed"));
+    assert_eq!(card(&server, "Tiny-Qwen")["state"], "on_disk");
+    for name in ["Tiny-Llama", "qwen"] {
+        let (status, refusal) = server.post("/v1/completions", &question(name, 4));
+        let message = refusal["error"]["message"].as_str().unwrap();
+        assert_eq!((status, &refusal["error"]["code"]), (404, &json!("model_not_found")), "{refusal}");
+        assert!(
+            message.contains("is on this computer, and not loaded") && message.contains("hearth serve Tiny-"),
+            "{message}"
+        );
+    }
+    assert_eq!(loaded(&server), [""; 0]);
+    // The user is asked, and says so.
+    let body = json!({"model": "Tiny-Qwen"});
+    assert!(server.place.admin(Method::POST, "/api/hearth/models/load", Some(body)).0 < 300);
+    eventually("it is there", || loaded(&server) == ["Tiny-Qwen"]);
+    assert_eq!(ask(&server, "Tiny-Llama"), "Tiny-Llama");
+}
+
+#[test]
+fn the_only_one_that_is_served_stays_on_the_list() {
+    let server = Server::start(&golden("llama-q4"), &[]);
+    server.place.run(&["stop", "llama-q4"]).exits(0);
+    assert_eq!(card(&server, "llama-q4")["state"], "on_disk");
+    assert_eq!(ask(&server, "anything"), "llama-q4");
+}
+
+#[test]
+fn a_model_that_was_removed_is_no_obstacle() {
+    let place = Place::with_model("llama-q4", "One");
+    place.put("qwen3-q4", "Two");
+    let server = serve(place, &["--model-ttl", "-1"]);
+    ask(&server, "One");
+    for args in [&["stop", "One"][..], &["rm", "One", "--yes"]] {
+        server.place.run(args).exits(0);
+    }
+    assert_eq!(ask(&server, "gpt-4"), "Two", "with one model every name means it");
+    server.place.run(&["stop", "Two"]).exits(0);
+    // One that a request cannot have says nothing of the others.
+    let broken = server.place.put("llama-q4", "Broken");
+    edit_json(&broken.join("config.json"), |config| config["intermediate_size"] = json!(96));
+    assert_eq!(server.post("/v1/completions", &question("Broken", 4)).0, 500);
+    assert_eq!(server.get("/health").1["status"], "empty");
+    assert_eq!(ask(&server, "Two"), "Two");
+}
+
+#[test]
+fn a_part_of_a_name_means_the_same_whatever_is_in_memory() {
+    let server = serve(three(), &[]);
+    for name in ["Tiny-Llama", "Tiny-Qwen"] {
+        ask(&server, name);
+        assert_eq!(server.post("/v1/completions", &question("tiny", 4)).0, 404, "after {name}");
+    }
+}
+
+#[test]
+fn what_a_link_leads_to_is_not_removed() {
+    let place = Place::new();
+    let theirs = copy_model(&golden("llama-q4"), &place.path("theirs/deep"));
+    let models = place.home().join("models");
+    fs::create_dir_all(&models).unwrap();
+    std::os::unix::fs::symlink(&theirs, models.join("linked")).unwrap();
+    std::os::unix::fs::symlink(place.path("theirs"), models.join("org")).unwrap();
+    for name in ["linked", "org/deep"] {
+        let refused = place.run(&["rm", name, "--yes"]).exits(1);
+        assert!(refused.err.contains("was not made by Hearth"), "{refused:?}");
+    }
+    let removed = place.run(&["rm", "linked", "--yes", "--foreign"]).exits(0);
+    assert!(removed.err.contains("is a link; "), "{removed:?}");
+    assert!(!models.join("linked").exists() && theirs.join("model.safetensors").is_file());
+    assert_eq!(place.run(&["ls", "--json"]).exits(0).json()["models"][0]["id"], "org/deep");
 }
 
 #[test]

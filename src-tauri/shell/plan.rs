@@ -81,6 +81,7 @@ impl Plan {
         }
         let serving = Serving {
             places: Some(own.places.clone()),
+            held: config.notice.is_some(),
             aliases: file.aliases,
             models: file.models,
             ..Serving::default()

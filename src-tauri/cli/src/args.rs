@@ -254,7 +254,7 @@ pub struct ServeArgs {
     #[arg(long, env = "HEARTH_MAX_ROWS", value_name = "N", default_value_t = 8, value_parser = count(1, 256))]
     pub max_rows: u32,
     /// How long a model stays in memory without work, such as 30s, 5m or 2h [default: until another one needs its room]
-    #[arg(long, env = "HEARTH_MODEL_TTL", value_name = "TIME", value_parser = time_to_stay)]
+    #[arg(long, env = "HEARTH_MODEL_TTL", value_name = "TIME", value_parser = time_to_stay, allow_hyphen_values = true)]
     pub model_ttl: Option<Stay>,
     /// How the engine runs.
     #[command(flatten)]

@@ -62,6 +62,15 @@ pub enum EngineError {
         /// What could have been asked for.
         available: Vec<String>,
     },
+    /// Nothing is loaded by a request until somebody loads a model: the last server did not end in order (404).
+    #[error(
+        "model `{model}` is on this computer, and not loaded: the last server did not end in order, so a request loads \
+         nothing until you have started a model in the dashboard, or with `hearth serve {model}`"
+    )]
+    ModelHeld {
+        /// The model's id.
+        model: String,
+    },
     /// The model is still loading (503 with Retry-After).
     #[error("the model is still loading ({percent} %); try again in a moment")]
     Loading {
@@ -196,6 +205,7 @@ pub enum EngineError {
 fn not_found(name: &str, available: &[String]) -> String {
     match (name, available) {
         ("", []) => "no model is loaded; start one with `hearth serve MODEL`".to_owned(),
+        ("", all) => format!("no model is loaded, and the request names none; available: {}", all.join(", ")),
         (_, []) => format!("model `{name}` is not here, and no model is loaded; start one with `hearth serve MODEL`"),
         _ => format!("model `{name}` is not here; available: {}", available.join(", ")),
     }

@@ -67,6 +67,8 @@ pub struct Serving {
     pub models: BTreeMap<String, ModelSettings>,
     /// A model without work leaves memory after this long; `None`: when another one needs its room.
     pub ttl: Option<Duration>,
+    /// No request loads a model until somebody has loaded one: the last server did not end in order.
+    pub held: bool,
 }
 
 /// What may be used of the memory.
@@ -178,6 +180,8 @@ pub struct State {
     pub wanted: Option<(String, PathBuf)>,
     /// Ids of models that stay in memory.
     pub pins: BTreeSet<String>,
+    /// No request loads a model until somebody has loaded one.
+    pub held: bool,
     /// What `/stats` shows.
     pub stats: Stats,
     /// What things cost with it.
@@ -210,6 +214,7 @@ impl Shared {
             models: Vec::new(),
             wanted: None,
             pins: options.serving.pins(),
+            held: options.serving.held,
             stats,
             sizes: None,
             limits,
@@ -357,6 +362,7 @@ impl EngineHandle {
     pub fn load(&self, dir: PathBuf, id: String) -> oneshot::Receiver<Result<Arc<ServedModel>, EngineError>> {
         let (reply, answer) = oneshot::channel();
         self.shared.update(|state| {
+            state.held = false;
             state.wanted = Some((id.clone(), dir.clone()));
             if state.models.is_empty() {
                 state.health = Health::Loading { model: id.clone(), percent: 0 };

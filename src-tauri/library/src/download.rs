@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use manager::DownloadManager;
+pub use manager::{DownloadManager, ELSEWHERE};
 pub(crate) use plan::needed;
 
 /// Where a job is.

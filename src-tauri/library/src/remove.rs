@@ -57,6 +57,10 @@ pub(crate) fn note_made(folder: &RepoFolder, commit: &str) -> Result<(), Library
 /// When its folder cannot be read.
 pub fn plan(model: &ModelEntry) -> Result<Removal, LibraryError> {
     let (own, paths, notes, kept) = match (model.source, RepoFolder::of_snapshot(&model.path)) {
+        _ if fs::symlink_metadata(&model.path).is_ok_and(|meta| meta.is_symlink()) => linked(&model.path),
+        (Source::Hearth, _) if is_through_link(&model.path) => {
+            (false, model_files(&model.path), Vec::new(), other_files(&model.path))
+        }
         (Source::HfCache | Source::LmStudio | Source::Folder, Some(folder)) => snapshot(&folder, &model.path),
         (Source::Hearth, _) => (true, files_below(&model.path), Vec::new(), Vec::new()),
         _ => (false, model_files(&model.path), Vec::new(), other_files(&model.path)),
@@ -103,6 +107,19 @@ fn snapshot(folder: &RepoFolder, path: &Path) -> (bool, Vec<PathBuf>, Vec<PathBu
     (own, paths, folder.refs_to(commit), kept)
 }
 
+/// A folder that only a link leads to is somebody else's: the link goes, and what it leads to stays.
+fn linked(path: &Path) -> (bool, Vec<PathBuf>, Vec<PathBuf>, Vec<String>) {
+    let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let kept = format!("{} is a link; {} and what is in it stay", path.display(), target.display());
+    (false, vec![path.to_owned()], Vec::new(), vec![kept])
+}
+
+/// Whether one of the folders between Hearth's `models` and this one is a link.
+fn is_through_link(path: &Path) -> bool {
+    let below = path.ancestors().skip(1).take_while(|folder| folder.file_name().is_some_and(|name| name != "models"));
+    below.take(3).any(|folder| fs::symlink_metadata(folder).is_ok_and(|meta| meta.is_symlink()))
+}
+
 /// The files of a folder that make it a model.
 fn model_files(folder: &Path) -> Vec<PathBuf> {
     files_below(folder).into_iter().filter(|p| is_part(p)).collect()
@@ -140,7 +157,9 @@ pub fn remove(removal: &Removal, foreign: bool) -> Result<Removal, LibraryError>
             _ => {}
         }
     }
-    remove_empty_below(&removal.path);
+    if removal.path.is_dir() && removal.paths != [removal.path.clone()] {
+        remove_empty_below(&removal.path);
+    }
     if let Some(folder) = RepoFolder::of_snapshot(&removal.path) {
         forget_made(&folder, &removal.path);
         folder.remove_empty();

@@ -10,11 +10,12 @@ use axum::http::StatusCode;
 use hearth_core::GenerateRequest;
 use hearth_core::backend::ServedModel;
 use hearth_core::event::{Event, FinishReason};
+use hearth_core::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Requests kept.
 const KEPT: usize = 50;
@@ -47,7 +48,8 @@ pub struct RequestSummary {
 
 struct Record {
     summary: RequestSummary,
-    model: Arc<ServedModel>,
+    /// Not its owner: of a model that has left memory ten megabytes and more would stay for each.
+    tokenizer: Weak<Tokenizer>,
     prompt: Vec<u32>,
     parameters: Value,
 }
@@ -96,7 +98,7 @@ impl Inspector {
         state.events().publish("request", &summary);
         let mut records = self.lock();
         let Prepared { prompt, parameters } = request;
-        records.push_back(Record { summary, model: model.clone(), prompt, parameters });
+        records.push_back(Record { summary, tokenizer: Arc::downgrade(&model.tokenizer), prompt, parameters });
         let mut tokens: usize = records.iter().map(|r| r.prompt.len()).sum();
         while records.len() > KEPT || (tokens > TOKENS && records.len() > 1) {
             tokens -= records.pop_front().map_or(0, |r| r.prompt.len());
@@ -189,9 +191,9 @@ pub(crate) async fn one(State(state): State<AppState>, Path(id): Path<String>) -
     let found = {
         let records = state.inspector().lock();
         let record = records.iter().rev().find(|r| id.parse() == Ok(r.summary.id));
-        record.map(|r| (json!(r.summary), r.model.clone(), r.prompt.clone(), r.parameters.clone()))
+        record.map(|r| (json!(r.summary), r.tokenizer.upgrade(), r.prompt.clone(), r.parameters.clone()))
     };
-    let Some((mut reply, model, prompt, parameters)) = found else {
+    let Some((mut reply, tokenizer, prompt, parameters)) = found else {
         return Err(ServerError::Refused {
             status: StatusCode::NOT_FOUND,
             code: "not_kept",
@@ -199,7 +201,10 @@ pub(crate) async fn one(State(state): State<AppState>, Path(id): Path<String>) -
         });
     };
     let rendered = state.prepare(move || {
-        let bytes: Vec<u8> = prompt.iter().flat_map(|&id| model.tokenizer.token_bytes(id)).copied().collect();
+        let Some(tokenizer) = tokenizer else {
+            return Ok(format!("The model has left memory; its tokens were {prompt:?}."));
+        };
+        let bytes: Vec<u8> = prompt.iter().flat_map(|&id| tokenizer.token_bytes(id)).copied().collect();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     });
     reply["rendered_prompt"] = Value::String(rendered.await?);

@@ -164,7 +164,9 @@ fn models(home: &Home) -> Check {
     let found = scan(&places(home)).models;
     let (complete, broken): (Vec<_>, Vec<_>) = found.into_iter().partition(ModelEntry::is_complete);
     match (complete.len(), broken.len()) {
-        (0, 0) => Check::warn("models", "no model on this computer", "hearth import FILE.gguf, or cargo xtask starter"),
+        (0, 0) => {
+            Check::warn("models", "no model on this computer", "hearth pull ORG/NAME, or hearth import FILE.gguf")
+        }
         (n, 0) => Check::ok("models", format!("{n} on this computer")),
         (n, bad) => {
             let names: Vec<&str> = broken.iter().map(|m| m.id.as_str()).collect();

@@ -4,7 +4,7 @@ use crate::args::DataArgs;
 use crate::commands::preferences::places;
 use crate::failure::Failure;
 use crate::output;
-use hearth_library::download::{Download, DownloadManager, DownloadState};
+use hearth_library::download::{Download, DownloadManager, DownloadState, ELSEWHERE};
 use hearth_library::home::Home;
 use hearth_library::scan::scan;
 use hearth_library::shelf::{LibraryModel, describe_all};
@@ -59,6 +59,10 @@ pub fn run(args: &DataArgs, home: &Home) -> Result<(), Failure> {
 fn unfinished(job: &Download) -> String {
     let name = if job.revision == "main" { job.repo.clone() } else { format!("{}@{}", job.repo, job.revision) };
     let (percent, here, total) = (job.percent(), output::size(job.bytes), output::size(job.total));
+    let elsewhere = job.message.as_ref().filter(|message| message.ends_with(ELSEWHERE));
+    if let Some(message) = elsewhere {
+        return format!("{name}  {percent} %, {here} of {total}; {message}");
+    }
     let state = match job.state {
         DownloadState::Failed => "failed",
         _ => "paused",

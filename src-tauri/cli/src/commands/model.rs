@@ -35,7 +35,7 @@ pub fn pick(name: Option<&str>, home: &Home) -> Result<Option<ModelEntry>, Failu
 pub fn unclear(command: &str, home: &Home) -> Failure {
     if scan(&places(home)).models.is_empty() {
         return Failure::unusable(format!(
-            "there is no model on this computer; get one with `hearth import FILE.gguf` or `cargo xtask starter`, or put a \
+            "there is no model on this computer; get one with `hearth pull ORG/NAME` or `hearth import FILE.gguf`, or put a \
              model folder into {}; then `hearth {command} MODEL`",
             home.models().display()
         ));

@@ -5,7 +5,9 @@ use crate::commands::preferences::places;
 use crate::commands::running;
 use crate::failure::Failure;
 use crate::output::{self, size};
+use hearth_core::stats::Health;
 use hearth_library::LibraryError;
+use hearth_library::download::{DownloadManager, DownloadState};
 use hearth_library::home::Home;
 use hearth_library::remove::{self, Removal};
 use hearth_library::scan::find;
@@ -16,11 +18,19 @@ use std::io::{IsTerminal, Write};
 /// # Errors
 /// Exit code 3 when there is no such model, 1 when it is in use, somebody else's, or the user says no.
 pub async fn run(args: &RmArgs, home: &Home) -> Result<(), Failure> {
-    let entry = find(&args.model, &places(home))?;
+    let entry = match find(&args.model, &places(home)) {
+        Err(error @ LibraryError::NotFound { .. }) => return unfinished(args, home, error),
+        other => other?,
+    };
     let removal = remove::plan(&entry)?;
     if let Some(server) = running::find(home, None)? {
-        if server.client.stats().await?.models.iter().any(|m| m.id == entry.id) {
-            let id = &entry.id;
+        let id = &entry.id;
+        if matches!(server.client.health().await?, Health::Loading { model, .. } if model == *id) {
+            return Err(Failure::no(format!(
+                "{id} is being loaded by the running server; `hearth stop {id}` unloads it"
+            )));
+        }
+        if server.client.stats().await?.models.iter().any(|m| m.id == *id) {
             return Err(Failure::no(format!("{id} is loaded by the running server; `hearth stop {id}` unloads it")));
         }
     }
@@ -38,6 +48,26 @@ pub async fn run(args: &RmArgs, home: &Home) -> Result<(), Failure> {
         eprintln!("note: {kept}");
     }
     output::line(&format!("removed {}, which frees {}", done.id, size(done.frees)))
+}
+
+/// A download that is not complete goes with what it has fetched.
+fn unfinished(args: &RmArgs, home: &Home, error: LibraryError) -> Result<(), Failure> {
+    let manager = DownloadManager::standard(home)?;
+    let wanted = args.model.as_str();
+    let job = manager.list().into_iter().find(|job| {
+        let open = matches!(job.state, DownloadState::Paused | DownloadState::Failed);
+        open && (job.repo == wanted || format!("{}@{}", job.repo, job.revision) == wanted)
+    });
+    let Some(job) = job else { return Err(error.into()) };
+    if !args.yes {
+        let here = size(job.bytes);
+        return Err(Failure::no(format!("remove the download of {wanted} ({here} are here)? add --yes to say so")));
+    }
+    let done = manager.cancel(&job.id).map_err(|e| Failure::no(e.to_string()))?;
+    if args.json {
+        return output::json(&done);
+    }
+    output::line(&format!("removed the download of {wanted}, which frees {}", size(job.bytes)))
 }
 
 fn foreign(removal: &Removal) -> String {

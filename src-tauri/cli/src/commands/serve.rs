@@ -85,8 +85,8 @@ pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
         context: args.engine.context.map(|n| n as usize),
         memory: local::memory(&args.engine),
         cache,
-        // Nor does a request load anything then: it may go down again.
-        serving: serving(&args, left.is_none().then_some(&places), home),
+        // Nor does a request load anything then, before somebody has: it may go down again.
+        serving: Serving { held: left.is_some(), ..serving(&args, &places, home) },
         ..EngineOptions::default()
     })?;
     let _ = running.set((host.engine().clone(), host.recorder().clone()));
@@ -157,16 +157,17 @@ fn cut_short(cache: &CacheStats) -> Option<String> {
 }
 
 /// Which models are served: the one that was named, by any name, or all that are on disk.
-fn serving(args: &ServeArgs, places: Option<&Places>, home: &Home) -> Serving {
+fn serving(args: &ServeArgs, places: &Places, home: &Home) -> Serving {
     let file = ModelsFile::open(&home.models_toml());
     for problem in &file.problems {
         tracing::warn!("{problem}");
     }
     Serving {
-        places: places.filter(|_| args.model.is_none()).cloned(),
+        places: args.model.is_none().then(|| places.clone()),
         aliases: file.aliases,
         models: file.models,
         ttl: args.model_ttl.and_then(|stay| stay.0),
+        ..Serving::default()
     }
 }
 

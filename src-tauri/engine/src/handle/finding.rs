@@ -7,7 +7,7 @@ use hearth_core::stats::Health;
 use hearth_core::{CoreError, EngineError, ServedModel};
 use hearth_library::LibraryError;
 use hearth_library::scan::{self, ModelEntry};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -40,20 +40,40 @@ impl EngineHandle {
 
     /// The model that was used last.
     async fn current(&self, name: Option<&str>) -> Result<Arc<ServedModel>, EngineError> {
+        let several = self.options.serving.places.is_some();
         let wanted = self.shared.update(|state| match (&state.served, &state.health, &state.wanted) {
             (Some(model), _, _) => Ok(Ok(model.clone())),
-            (None, Health::Failed { message }, _) => {
+            (None, Health::Failed { message }, _) if !several => {
                 Err(EngineError::ModelUnusable(CoreError::Folder(message.clone())))
             }
-            (None, _, Some((id, dir))) => Ok(Err((id.clone(), dir.clone()))),
-            (None, _, None) => {
-                Err(EngineError::ModelNotFound { name: name.unwrap_or("").to_owned(), available: Vec::new() })
-            }
+            (None, _, wanted) => Ok(Err(wanted.clone())),
         })?;
+        let wanted = match wanted {
+            Ok(model) => return Ok(model),
+            // It may have been removed since.
+            Err(wanted) => wanted.filter(|(_, dir)| !several || dir.join("config.json").is_file()),
+        };
         match wanted {
-            Ok(model) => Ok(model),
-            Err((id, dir)) => self.ask_for(id, dir, true).await,
+            Some((id, dir)) => self.ask_for(id, dir, true).await,
+            None => {
+                let mut there = self.complete().await;
+                match there.pop() {
+                    // With one model there is no doubt who is meant.
+                    Some(only) if there.is_empty() => self.ask_for(only.id, only.path, true).await,
+                    last => {
+                        let available = there.into_iter().chain(last).map(|entry| entry.id).collect();
+                        Err(EngineError::ModelNotFound { name: name.unwrap_or("").to_owned(), available })
+                    }
+                }
+            }
         }
+    }
+
+    /// The complete models on disk, sorted by id.
+    async fn complete(&self) -> Vec<ModelEntry> {
+        let Some(places) = self.options.serving.places.clone() else { return Vec::new() };
+        let found = tokio::task::spawn_blocking(move || scan::scan(&places).models).await.unwrap_or_default();
+        found.into_iter().filter(ModelEntry::is_complete).collect()
     }
 
     /// The model of this name.
@@ -73,20 +93,17 @@ impl EngineHandle {
                 Some(model) => Ok(model),
                 None => self.ask_for(entry.id, entry.path, true).await,
             },
-            Err(error) => {
+            Err(LibraryError::NotFound { name, available }) => {
                 // A model that was loaded by its folder is in no place that is searched.
                 let lower = name.to_lowercase();
-                if let Some(model) = resident(&|id| id.to_lowercase().contains(&lower)) {
-                    return Ok(model);
-                }
-                match error {
+                match resident(&|id| id.to_lowercase().contains(&lower)) {
+                    Some(model) => Ok(model),
                     // With one model there is no doubt who is meant.
-                    EngineError::ModelNotFound { available, .. } if available.len() <= 1 => {
-                        self.current(Some(name)).await
-                    }
-                    error => Err(error),
+                    None if available.len() <= 1 => self.current(Some(&name)).await,
+                    None => Err(EngineError::ModelNotFound { name, available }),
                 }
             }
+            Err(error) => Err(self.refused(error)),
         }
     }
 
@@ -100,7 +117,7 @@ impl EngineHandle {
         match here {
             Some(model) => Ok(model),
             None => {
-                let entry = self.on_disk(name).await?;
+                let entry = self.on_disk(name).await.map_err(|error| self.refused(error))?;
                 self.ask_for(entry.id, entry.path, false).await
             }
         }
@@ -129,25 +146,44 @@ impl EngineHandle {
 
     /// Waits for a model to be in memory.
     async fn ask_for(&self, id: String, dir: PathBuf, for_request: bool) -> Result<Arc<ServedModel>, EngineError> {
+        // Whoever loads a model has been asked; a request has not.
+        let held = self.shared.update(|state| {
+            state.held &= for_request;
+            state.held
+        });
+        if held {
+            return Err(EngineError::ModelHeld { model: id });
+        }
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Load(Wanted { id, dir, for_request }, reply));
         answer.await.map_err(|_| EngineError::EngineLost)?
     }
 
-    async fn on_disk(&self, name: &str) -> Result<ModelEntry, EngineError> {
+    async fn on_disk(&self, name: &str) -> Result<ModelEntry, LibraryError> {
         let places = self.options.serving.places.clone().unwrap_or_default();
         let wanted = name.to_owned();
         let found = tokio::task::spawn_blocking(move || scan::resolve_id(&wanted, &places)).await;
-        found.map_err(|_| EngineError::EngineLost)?.map_err(|error| match error {
-            LibraryError::NotFound { name, available } => EngineError::ModelNotFound { name, available },
+        found.unwrap_or_else(|e| Err(LibraryError::Defect { what: e.to_string() }))
+    }
+
+    /// What the library says of a name, to whoever sent it.
+    fn refused(&self, error: LibraryError) -> EngineError {
+        match error {
+            LibraryError::NotFound { name, mut available } => {
+                if available.is_empty() {
+                    // One that serves a single model does not look at others.
+                    available = self.shared.update(|state| state.models.iter().map(|m| m.served.id.clone()).collect());
+                }
+                EngineError::ModelNotFound { name, available }
+            }
             LibraryError::Ambiguous { name, candidates } => EngineError::ModelNotFound { name, available: candidates },
             other => EngineError::ModelUnusable(CoreError::Folder(other.to_string())),
-        })
+        }
     }
 
     /// Every model that a request may name.
     pub(super) async fn cards(&self) -> Vec<ModelCard> {
-        let (mut cards, pins, loading) = self.shared.update(|state| {
+        let (mut cards, pins, loading, wanted) = self.shared.update(|state| {
             let card = |m: &super::Resident| ModelCard {
                 id: m.served.id.clone(),
                 created: m.served.created,
@@ -160,30 +196,32 @@ impl EngineHandle {
                 Health::Loading { model, .. } => Some(model.clone()),
                 _ => None,
             };
-            (state.models.iter().map(card).collect::<Vec<_>>(), state.pins.clone(), loading)
+            let cards: Vec<_> = state.models.iter().map(card).collect();
+            (cards, state.pins.clone(), loading, state.wanted.clone())
         });
-        if let Some(places) = self.options.serving.places.clone() {
-            let found = tokio::task::spawn_blocking(move || scan::scan(&places).models).await.unwrap_or_default();
-            for entry in found.into_iter().filter(ModelEntry::is_complete) {
-                if cards.iter().any(|card| card.id == entry.id) {
-                    continue;
-                }
-                cards.push(ModelCard {
-                    created: created(&entry),
-                    loaded: false,
-                    state: if loading.as_ref() == Some(&entry.id) { "loading" } else { "on_disk" },
-                    pinned: pins.contains(&entry.id),
-                    context: entry.context.unwrap_or(0) as usize,
-                    id: entry.id,
-                });
+        let mut others: Vec<_> = self.complete().await.into_iter().map(|e| (e.id, e.path, e.context)).collect();
+        // The only one that is served comes back when it is asked for.
+        let alone = wanted.filter(|_| self.options.serving.places.is_none() && loading.is_none());
+        others.extend(alone.map(|(id, path)| (id, path, None)));
+        for (id, path, context) in others {
+            if cards.iter().any(|card| card.id == id) {
+                continue;
             }
+            cards.push(ModelCard {
+                created: created(&path),
+                loaded: false,
+                state: if loading.as_ref() == Some(&id) { "loading" } else { "on_disk" },
+                pinned: pins.contains(&id),
+                context: context.unwrap_or(0) as usize,
+                id,
+            });
         }
         cards
     }
 }
 
 /// Seconds since the epoch at which its config was written.
-fn created(entry: &ModelEntry) -> u64 {
-    let written = std::fs::metadata(entry.path.join("config.json")).and_then(|meta| meta.modified());
+fn created(folder: &Path) -> u64 {
+    let written = std::fs::metadata(folder.join("config.json")).and_then(|meta| meta.modified());
     written.ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs())
 }

@@ -14,11 +14,14 @@ use hearth_core::{CoreError, EngineError, Event, ServedModel};
 use hearth_mlx::Tensor;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// When to try again what had no memory.
 const RETRY_AFTER: u64 = 10;
+
+/// A load that waits for longer than this holds back all models that may leave, not only those whose room it needs.
+const FAIR: Duration = Duration::from_secs(60);
 
 /// A model that somebody wants, and who.
 pub(super) struct PendingLoad {
@@ -88,7 +91,7 @@ impl Worker<'_> {
         // A model that others wait to take the place of gets no further work before them, unless it is to stay or this is
         // what it was loaded for.
         let expected = self.slots().any(|slot| slot.id() == Some(id) && slot.is_expecting());
-        let free = self.loads.is_empty() || self.pins.contains(id) || expected;
+        let free = expected || here.is_some_and(|key| !self.is_in_the_way(key));
         match here.filter(|_| free) {
             Some(key) => {
                 let was_last = self.shared.update(|state| state.served.as_ref().is_some_and(|served| served.id == *id));
@@ -143,6 +146,12 @@ impl Worker<'_> {
             }
         }
         false
+    }
+
+    /// How many wait for this model to be loaded; `None` where nobody does.
+    pub(super) fn waiting_for(&self, id: &str) -> Option<usize> {
+        let load = self.loads.iter().find(|load| load.id == id)?;
+        Some(load.replies.len() + load.requests.len())
     }
 
     /// Requests that wait for a load.
@@ -206,9 +215,10 @@ impl Worker<'_> {
         let look = || Sizes::of_folder(dir, &self.machine, kv_bits, self.options.prefill_chunk);
         let sizes = load.sizes.get_or_insert_with(look).clone();
         let sizes = sizes.map(|sizes| sizes.with_limits(self.fixed.reserve, allocator));
+        let expects = load.expects || !load.requests.is_empty();
         if let Some(sizes) = &sizes {
             if let Err(refusal) = sizes.check(id, self.fixed.budget) {
-                return Some(Err(self.not_loaded(refusal)));
+                return Some(Err(self.not_loaded(refusal, expects)));
             }
             match self.room_for(sizes) {
                 Room::Yes(leavers) => {
@@ -220,19 +230,34 @@ impl Worker<'_> {
                     }
                 }
                 Room::Later { needed, free } if load.since.elapsed() > self.options.longest_wait => {
-                    return Some(Err(self.no_room(needed, free)));
+                    return Some(Err(self.no_room(needed, free, expects)));
                 }
                 Room::Later { .. } => return None,
                 // Nothing that ends by itself would change that.
-                Room::Pinned { needed, free } => return Some(Err(self.no_room(needed, free))),
+                Room::Pinned { needed, free } => return Some(Err(self.no_room(needed, free, expects))),
             }
         }
-        Some(self.load(dir, id, sizes))
+        Some(self.load(dir, id, sizes, expects))
     }
 
-    fn no_room(&mut self, needed: u64, free: u64) -> EngineError {
+    /// Whether the first of those who wait for a load waits for this model to leave.
+    fn is_in_the_way(&self, key: u64) -> bool {
+        let Some(first) = self.loads.front() else { return false };
+        match &first.sizes {
+            Some(Some(sizes)) if first.since.elapsed() < FAIR => {
+                let needed = sizes.terms(sizes.smallest()).total();
+                let free = self.fixed.budget.saturating_sub(self.fixed.weights);
+                // Those with work as well: they leave when it is done.
+                fewest(self.unpinned(), free, needed).is_none_or(|leave| leave.contains(&key))
+            }
+            // Not looked at yet, its files do not say, or what runs of the others has kept it waiting for long.
+            _ => self.slots().any(|slot| slot.key == key && !self.is_pinned(slot)),
+        }
+    }
+
+    fn no_room(&mut self, needed: u64, free: u64, expects: bool) -> EngineError {
         let (budget, retry_after_s) = (self.fixed.budget, RETRY_AFTER);
-        self.not_loaded(EngineError::InsufficientMemory { needed, free, budget, retry_after_s })
+        self.not_loaded(EngineError::InsufficientMemory { needed, free, budget, retry_after_s }, expects)
     }
 
     /// What leaves so that a model of these sizes has room, its own smallest context included.
@@ -248,30 +273,26 @@ impl Worker<'_> {
         let taken = rows.saturating_add(self.fixed.weights);
         let budget = self.fixed.budget;
         let leavers = self.leavers(None);
-        let mut free = budget.saturating_sub(taken);
-        let mut leave = Vec::new();
-        for (key, weights) in leavers {
-            if free >= needed {
-                break;
-            }
-            free = free.saturating_add(weights);
-            leave.push(key);
-        }
-        if free >= needed {
+        let free = budget.saturating_sub(taken);
+        if let Some(mut leave) = fewest(leavers.clone(), free, needed) {
             // The current slot last: the others do not move then.
             leave.sort_by_key(|key| *key == current);
             return Room::Yes(leave);
         }
+        let free = leavers.iter().fold(free, |free, (_, weights)| free.saturating_add(*weights));
         let without = budget.saturating_sub(self.pinned_weights());
         if without < needed { Room::Pinned { needed, free: without } } else { Room::Later { needed, free } }
     }
 
-    /// A load was refused or failed: what was there before goes on.
-    fn not_loaded(&mut self, error: EngineError) -> EngineError {
+    /// A load was refused or failed: what was there before goes on. One that a request wanted says nothing of the others
+    /// that could be.
+    fn not_loaded(&mut self, error: EngineError, for_request: bool) -> EngineError {
         let message = error.to_string();
+        let others = for_request && self.options.serving.places.is_some();
         self.shared.update(|state| {
             state.health = match &state.served {
                 Some(served) => Health::Ready { model: served.id.clone() },
+                None if others => Health::Empty,
                 None => Health::Failed { message },
             };
         });
@@ -279,7 +300,7 @@ impl Worker<'_> {
     }
 
     /// Loads a model into a slot of its own; room was made for it.
-    fn load(&mut self, dir: &Path, id: &str, sizes: Option<Sizes>) -> LoadResult {
+    fn load(&mut self, dir: &Path, id: &str, sizes: Option<Sizes>, for_request: bool) -> LoadResult {
         self.open_slot();
         let key = self.slot.key;
         self.fixed.weights = self.fixed.weights.saturating_add(sizes.as_ref().map_or(0, Sizes::weights));
@@ -312,7 +333,7 @@ impl Worker<'_> {
                 self.count_others();
                 self.set_allocator_limits();
                 self.show_models();
-                let e = self.not_loaded(e);
+                let e = self.not_loaded(e, for_request);
                 self.publish(true);
                 Err(e)
             }
@@ -365,6 +386,30 @@ impl Worker<'_> {
     }
 }
 
+/// Which of these models (key and bytes, the least recently used first) leave so that `needed` bytes are free: the first
+/// ones, without those whose leaving changes nothing. `None` where all of them are not enough.
+fn fewest(leavers: Vec<(u64, u64)>, mut free: u64, needed: u64) -> Option<Vec<u64>> {
+    let mut leave = Vec::new();
+    for (key, weights) in leavers {
+        if free >= needed {
+            break;
+        }
+        free = free.saturating_add(weights);
+        leave.push((key, weights));
+    }
+    if free < needed {
+        return None;
+    }
+    leave.retain(|(_, weights)| {
+        let stays = free.saturating_sub(*weights) >= needed;
+        if stays {
+            free = free.saturating_sub(*weights);
+        }
+        !stays
+    });
+    Some(leave.into_iter().map(|(key, _)| key).collect())
+}
+
 /// A model with what a person set for it.
 fn with_settings(model: &ServedModel, context: usize, settings: &ModelSettings) -> ServedModel {
     let mut served = ServedModel { context, ..model.clone() };
@@ -389,4 +434,20 @@ fn padding(model: &ServedModel) -> Result<Option<Tensor>> {
     }
     let values: Vec<f32> = (0..all).map(|id| if id < known { 0.0 } else { f32::NEG_INFINITY }).collect();
     Ok(Some(Tensor::from_f32(&values, &[1, all as i32])?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fewest;
+
+    #[test]
+    fn only_those_leave_whose_room_is_needed() {
+        let models = || vec![(1, 10), (2, 500), (3, 600)];
+        assert_eq!(fewest(models(), 50, 40), Some(vec![]));
+        assert_eq!(fewest(models(), 0, 10), Some(vec![1]));
+        assert_eq!(fewest(models(), 0, 400), Some(vec![2]), "the small one's room is not enough, and not needed");
+        assert_eq!(fewest(models(), 0, 505), Some(vec![1, 2]));
+        assert_eq!(fewest(models(), 0, 1100), Some(vec![2, 3]));
+        assert_eq!(fewest(models(), 0, 1111), None);
+    }
 }

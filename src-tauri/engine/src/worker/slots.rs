@@ -199,7 +199,7 @@ impl Worker<'_> {
         self.count_others();
     }
 
-    fn is_pinned(&self, slot: &Slot) -> bool {
+    pub(super) fn is_pinned(&self, slot: &Slot) -> bool {
         slot.id().is_some_and(|id| self.pins.contains(id))
     }
 
@@ -212,6 +212,13 @@ impl Worker<'_> {
     /// do so when that has not come.
     pub(super) fn leavers(&self, but: Option<u64>) -> Vec<(u64, u64)> {
         let mut all: Vec<&Slot> = self.slots().filter(|slot| Some(slot.key) != but && self.may_leave(slot)).collect();
+        all.sort_by_key(|slot| slot.used);
+        all.into_iter().map(|slot| (slot.key, slot.weights())).collect()
+    }
+
+    /// All models that are not pinned, with work or not, least recently used first: key and bytes of weights.
+    pub(super) fn unpinned(&self) -> Vec<(u64, u64)> {
+        let mut all: Vec<&Slot> = self.slots().filter(|slot| slot.model.is_some() && !self.is_pinned(slot)).collect();
         all.sort_by_key(|slot| slot.used);
         all.into_iter().map(|slot| (slot.key, slot.weights())).collect()
     }
@@ -291,12 +298,17 @@ impl Worker<'_> {
     /// # Errors
     /// `ModelBusy` and `ModelNotFound`.
     pub(super) fn unload(&mut self, id: &str) -> Result<u64, EngineError> {
+        let busy = |requests: usize| EngineError::ModelBusy { model: id.to_owned(), requests: requests.max(1) };
+        if let Some(waiting) = self.waiting_for(id) {
+            return Err(busy(waiting));
+        }
         let Some(slot) = self.slots().find(|slot| slot.id() == Some(id)) else {
             let available = self.slots().filter_map(|slot| slot.id().map(str::to_owned)).collect();
             return Err(EngineError::ModelNotFound { name: id.to_owned(), available });
         };
-        if slot.is_busy() {
-            return Err(EngineError::ModelBusy { model: id.to_owned(), requests: slot.requests().max(1) });
+        // A request that it was loaded for is on its way.
+        if slot.is_busy() || slot.is_expecting() {
+            return Err(busy(slot.requests()));
         }
         Ok(self.evict(slot.key, "it was asked for"))
     }

@@ -22,6 +22,8 @@ use crate::home::{Home, process_env};
 use crate::hub::{Hub, HubError, HubOptions, Repo, Revision};
 use crate::scan::hf_cache;
 
+/// How the message of a job that another process has ends.
+pub const ELSEWHERE: &str = "downloads it now";
 /// How often a running job is looked at.
 const TICK: Duration = Duration::from_millis(250);
 /// Events kept for receivers that are slow.
@@ -151,6 +153,11 @@ impl DownloadManager {
         self.0.read_folder(&mut jobs);
         match jobs.get_mut(&id) {
             Some(entry) if entry.shown.state.is_active() => return Ok(entry.shown.clone()),
+            // The cache is another one now: there it is to be.
+            Some(entry) if entry.record.hub != self.0.cache => {
+                entry.record = Record::new(&repo, &revision, &self.0.cache);
+                entry.queue();
+            }
             Some(entry) if matches!(entry.shown.state, DownloadState::Paused | DownloadState::Failed) => {
                 // A failure before anything was fetched may have been of the listing.
                 if entry.shown.bytes == 0 {
@@ -290,8 +297,8 @@ impl Shared {
                 record.state = DownloadState::Paused;
                 let holder = record.folder().and_then(|folder| lock::holder(&folder.lock_file()));
                 record.message = Some(match holder {
-                    Some(Some(pid)) => format!("process {pid} downloads it now"),
-                    Some(None) => "another process downloads it now".to_owned(),
+                    Some(Some(pid)) => format!("process {pid} {ELSEWHERE}"),
+                    Some(None) => format!("another process {ELSEWHERE}"),
                     None => "it was stopped with the program that ran it".to_owned(),
                 });
                 if known.is_some_and(|e| e.record == record) {

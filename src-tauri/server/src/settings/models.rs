@@ -150,15 +150,29 @@ fn settings_of(table: &dyn TableLike, path: &Path, wrong: &mut dyn FnMut(&str, &
                 }
             }
             _ if SAMPLING.contains(&key) => match json_of(item) {
-                value @ Value::Number(_) => {
-                    settings.sampling.insert(key.to_owned(), value);
-                }
+                value @ Value::Number(_) => match range(key, &value) {
+                    Ok(()) => drop(settings.sampling.insert(key.to_owned(), value)),
+                    Err(expected) => wrong(key, item, expected),
+                },
                 _ => wrong(key, item, "a number"),
             },
-            _ => wrong(key, item, &format!("something else: there are {NAMES}")),
+            _ => wrong(key, item, &format!("left out, as there is no such setting: there are {NAMES}")),
         }
     }
     settings
+}
+
+/// What a sampling default may be, as in a request.
+fn range(key: &str, value: &Value) -> Result<(), &'static str> {
+    let number = value.as_f64().unwrap_or(f64::NAN);
+    let (good, expected) = match key {
+        "temperature" => ((0.0..=2.0).contains(&number), "between 0 and 2"),
+        "top_p" => (number > 0.0 && number <= 1.0, "above 0 and at most 1"),
+        "min_p" => ((0.0..=1.0).contains(&number), "between 0 and 1"),
+        "repetition_penalty" => (number > 0.0 && number <= 10.0, "above 0 and at most 10"),
+        _ => (number >= -1.0 && number.fract() == 0.0, "a whole number, where 0 and -1 are all"),
+    };
+    if good { Ok(()) } else { Err(expected) }
 }
 
 fn json_of(item: &Item) -> Value {
@@ -232,12 +246,17 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named_with_its_line_and_the_rest_works() {
         let path = Path::new("/h/models.toml");
-        let text = "[aliases]\ngpt = 4\nother = \"b\"\n[a]\ncontext = \"much\"\npin = true\nmood = 1\n";
+        let text = "[aliases]\ngpt = 4\nother = \"b\"\n[a]\ncontext = \"much\"\npin = true\nmood = 1\ntop_p = 2\n";
         let file = ModelsFile::read(text, path);
         assert_eq!(file.aliases, BTreeMap::from([("other".to_owned(), "b".to_owned())]));
         assert!(file.models["a"].pin);
-        let starts = ["/h/models.toml:2: `gpt`", "/h/models.toml:5: `context` of \"a\"", "/h/models.toml:7: `mood`"];
-        assert_eq!(file.problems.len(), 3, "{:?}", file.problems);
+        let starts = [
+            "/h/models.toml:2: `gpt`",
+            "/h/models.toml:5: `context` of \"a\"",
+            "/h/models.toml:7: `mood`",
+            "/h/models.toml:8: `top_p` of \"a\" must be above 0 and at most 1; it is 2",
+        ];
+        assert_eq!(file.problems.len(), 4, "{:?}", file.problems);
         for (problem, start) in file.problems.iter().zip(starts) {
             assert!(problem.starts_with(start), "{problem}");
         }
