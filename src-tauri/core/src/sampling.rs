@@ -111,22 +111,18 @@ impl SamplingParams {
         let range = |name: &str, value: f32, ok: bool, allowed: &str| {
             if value.is_finite() && ok { Ok(()) } else { Err(EngineError::param(name, allowed, value)) }
         };
-        let v = self.temperature;
-        range("temperature", v, (0.0..=2.0).contains(&v), "between 0 and 2")?;
-        let v = self.top_p;
-        range("top_p", v, v > 0.0 && v <= 1.0, "above 0 and at most 1")?;
-        let v = self.min_p;
-        range("min_p", v, (0.0..=1.0).contains(&v), "between 0 and 1")?;
-        let v = self.xtc_probability;
-        range("xtc_probability", v, (0.0..=1.0).contains(&v), "between 0 and 1")?;
-        let v = self.xtc_threshold;
-        range("xtc_threshold", v, (0.0..=0.5).contains(&v), "between 0 and 0.5")?;
-        let v = self.repetition_penalty;
-        range("repetition_penalty", v, v > 0.0 && v <= 10.0, "above 0 and at most 10")?;
-        let v = self.presence_penalty;
-        range("presence_penalty", v, (-2.0..=2.0).contains(&v), "between -2 and 2")?;
-        let v = self.frequency_penalty;
-        range("frequency_penalty", v, (-2.0..=2.0).contains(&v), "between -2 and 2")?;
+        for (name, v) in [
+            ("temperature", self.temperature),
+            ("top_p", self.top_p),
+            ("min_p", self.min_p),
+            ("xtc_probability", self.xtc_probability),
+            ("xtc_threshold", self.xtc_threshold),
+            ("repetition_penalty", self.repetition_penalty),
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ] {
+            allowed(name, v).or_else(|range| Err(EngineError::param(name, range, v)))?;
+        }
         for (&id, &bias) in &self.logit_bias {
             if id as usize >= vocab_size {
                 return Err(EngineError::param("logit_bias", &format!("keyed by token ids below {vocab_size}"), id));
@@ -141,6 +137,23 @@ impl SamplingParams {
         }
         Ok(())
     }
+}
+
+/// Whether a parameter that is one number may have this value; any may that has no range.
+///
+/// # Errors
+/// The range, as the end of "must be".
+pub fn allowed(name: &str, value: f32) -> Result<(), &'static str> {
+    let (ok, range) = match name {
+        "temperature" => ((0.0..=2.0).contains(&value), "between 0 and 2"),
+        "top_p" => (value > 0.0 && value <= 1.0, "above 0 and at most 1"),
+        "min_p" | "xtc_probability" => ((0.0..=1.0).contains(&value), "between 0 and 1"),
+        "xtc_threshold" => ((0.0..=0.5).contains(&value), "between 0 and 0.5"),
+        "repetition_penalty" => (value > 0.0 && value <= 10.0, "above 0 and at most 10"),
+        "presence_penalty" | "frequency_penalty" => ((-2.0..=2.0).contains(&value), "between -2 and 2"),
+        _ => (true, "a number"),
+    };
+    if ok && value.is_finite() { Ok(()) } else { Err(range) }
 }
 
 #[cfg(test)]

@@ -291,13 +291,16 @@ fn what_the_system_has_left_counts() {
     let _alone = alone();
     let (told, source) = told();
     told.tell(PressureLevel::Normal, Some(1 << 20));
-    let memory =
-        MemoryOptions { pressure: source, longest_stall: Duration::from_millis(200), ..options(1 << 30).memory };
+    let memory = MemoryOptions { pressure: source, longest_stall: Duration::from_secs(2), ..options(1 << 30).memory };
     let (engine, model) = start(EngineOptions { memory, ..options(0) });
     let refused = ask(&engine, &model, &prompt(2, 50), 3);
     let Some(EngineError::InsufficientMemory { needed, free, .. }) = refused.failed else { panic!("{refused:?}") };
     assert!(needed > free, "{needed} {free}");
+    // The next one has the same patience, and is answered if there is memory by then.
+    let waits = engine.submit(&model, GenerateRequest::greedy(&prompt(3, 50), 3)).unwrap();
+    eventually(&engine, "the next one waits", |stats| stats.waiting == 1);
     told.tell(PressureLevel::Normal, Some(1 << 32));
+    assert_eq!(answer(waits).ids.len(), 3);
     assert_eq!(ask(&engine, &model, &prompt(2, 50), 3).ids.len(), 3);
     engine.shutdown();
 }

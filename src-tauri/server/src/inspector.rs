@@ -10,17 +10,16 @@ use axum::http::StatusCode;
 use hearth_core::GenerateRequest;
 use hearth_core::backend::ServedModel;
 use hearth_core::event::{Event, FinishReason};
-use hearth_core::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Requests kept.
 const KEPT: usize = 50;
-/// Prompt tokens kept, of all requests together; 4 bytes each.
-const TOKENS: usize = 1 << 20;
+/// Bytes of prompts kept, of all requests together.
+const BYTES: usize = 4 << 20;
 
 /// One request, without its prompt.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -48,9 +47,9 @@ pub struct RequestSummary {
 
 struct Record {
     summary: RequestSummary,
-    /// Not its owner: of a model that has left memory ten megabytes and more would stay for each.
-    tokenizer: Weak<Tokenizer>,
-    prompt: Vec<u32>,
+    /// As the model saw it, special tokens spelled out. As text: ids would need the model's tokenizer, and with it
+    /// megabytes of each model that is not in memory any more.
+    rendered: String,
     parameters: Value,
 }
 
@@ -80,7 +79,7 @@ impl Inspector {
     }
 
     /// Notes a request that was queued under this number.
-    pub(crate) fn queued(&self, state: &AppState, id: u64, model: &Arc<ServedModel>, request: Prepared) {
+    pub(crate) fn queued(&self, state: &AppState, id: u64, model: &ServedModel, request: Prepared) {
         if !self.on.load(Ordering::Relaxed) {
             return;
         }
@@ -96,12 +95,14 @@ impl Inspector {
             error: None,
         };
         state.events().publish("request", &summary);
-        let mut records = self.lock();
         let Prepared { prompt, parameters } = request;
-        records.push_back(Record { summary, tokenizer: Arc::downgrade(&model.tokenizer), prompt, parameters });
-        let mut tokens: usize = records.iter().map(|r| r.prompt.len()).sum();
-        while records.len() > KEPT || (tokens > TOKENS && records.len() > 1) {
-            tokens -= records.pop_front().map_or(0, |r| r.prompt.len());
+        let bytes: Vec<u8> = prompt.iter().flat_map(|&id| model.tokenizer.token_bytes(id)).copied().collect();
+        let rendered = String::from_utf8_lossy(&bytes).into_owned();
+        let mut records = self.lock();
+        records.push_back(Record { summary, rendered, parameters });
+        let mut bytes: usize = records.iter().map(|r| r.rendered.len()).sum();
+        while records.len() > KEPT || (bytes > BYTES && records.len() > 1) {
+            bytes -= records.pop_front().map_or(0, |r| r.rendered.len());
         }
     }
 
@@ -191,23 +192,16 @@ pub(crate) async fn one(State(state): State<AppState>, Path(id): Path<String>) -
     let found = {
         let records = state.inspector().lock();
         let record = records.iter().rev().find(|r| id.parse() == Ok(r.summary.id));
-        record.map(|r| (json!(r.summary), r.tokenizer.upgrade(), r.prompt.clone(), r.parameters.clone()))
+        record.map(|r| (json!(r.summary), r.rendered.clone(), r.parameters.clone()))
     };
-    let Some((mut reply, tokenizer, prompt, parameters)) = found else {
+    let Some((mut reply, rendered, parameters)) = found else {
         return Err(ServerError::Refused {
             status: StatusCode::NOT_FOUND,
             code: "not_kept",
             message: format!("request {id} is not kept: the inspector keeps the last {KEPT}, and only while it is on"),
         });
     };
-    let rendered = state.prepare(move || {
-        let Some(tokenizer) = tokenizer else {
-            return Ok(format!("The model has left memory; its tokens were {prompt:?}."));
-        };
-        let bytes: Vec<u8> = prompt.iter().flat_map(|&id| tokenizer.token_bytes(id)).copied().collect();
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    });
-    reply["rendered_prompt"] = Value::String(rendered.await?);
+    reply["rendered_prompt"] = Value::String(rendered);
     reply["parameters"] = parameters;
     Ok(Json(reply))
 }

@@ -180,6 +180,8 @@ impl Worker<'_> {
             self.tell(waiting, error);
             self.left(id, |totals| totals.failed += 1);
         }
+        // Whoever comes next has a patience of its own.
+        self.slot.tight.stalled = None;
     }
 
     /// Why a request that waits has no row, if that is memory.

@@ -3,6 +3,7 @@
 
 use super::SettingsError;
 use hearth_core::model_settings::{ModelSettings, stay};
+use hearth_core::sampling;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -165,14 +166,11 @@ fn settings_of(table: &dyn TableLike, path: &Path, wrong: &mut dyn FnMut(&str, &
 /// What a sampling default may be, as in a request.
 fn range(key: &str, value: &Value) -> Result<(), &'static str> {
     let number = value.as_f64().unwrap_or(f64::NAN);
-    let (good, expected) = match key {
-        "temperature" => ((0.0..=2.0).contains(&number), "between 0 and 2"),
-        "top_p" => (number > 0.0 && number <= 1.0, "above 0 and at most 1"),
-        "min_p" => ((0.0..=1.0).contains(&number), "between 0 and 1"),
-        "repetition_penalty" => (number > 0.0 && number <= 10.0, "above 0 and at most 10"),
-        _ => (number >= -1.0 && number.fract() == 0.0, "a whole number, where 0 and -1 are all"),
-    };
-    if good { Ok(()) } else { Err(expected) }
+    match key {
+        "top_k" if number >= -1.0 && number.fract() == 0.0 => Ok(()),
+        "top_k" => Err("a whole number, where 0 and -1 are all"),
+        _ => sampling::allowed(key, number as f32),
+    }
 }
 
 fn json_of(item: &Item) -> Value {
