@@ -121,7 +121,7 @@ impl SamplingParams {
             ("presence_penalty", self.presence_penalty),
             ("frequency_penalty", self.frequency_penalty),
         ] {
-            allowed(name, v).or_else(|range| Err(EngineError::param(name, range, v)))?;
+            allowed(name, v).map_err(|range| EngineError::param(name, range, v))?;
         }
         for (&id, &bias) in &self.logit_bias {
             if id as usize >= vocab_size {
