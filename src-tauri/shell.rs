@@ -3,6 +3,7 @@
 
 mod actions;
 mod awake;
+mod command;
 mod control;
 mod login;
 mod menu;

@@ -15,20 +15,20 @@ pub fn run(app: &AppHandle<Wry>, action: &Action) {
         Action::Start(model) => {
             let model = model.clone();
             tauri::async_runtime::spawn(async move {
-                if let Err(error) = service.load(&model).await {
-                    service.tell("The model is not started", &error.to_string(), None);
+                if let Err(why) = service.load(&model).await {
+                    service.tell("The model is not started", &why, None);
                 }
             });
         }
         Action::Unload(model) => {
             let model = model.clone();
             tauri::async_runtime::spawn(async move {
-                if let Err(error) = service.unload(&model).await {
-                    service.tell("The model is not unloaded", &error.to_string(), None);
+                if let Err(why) = service.unload(&model).await {
+                    service.tell("The model is not unloaded", &why, None);
                 }
             });
         }
-        Action::Stop => service.stop_answers(),
+        Action::Stop(model) => service.stop_answers(model),
         Action::CopyAddress => {
             if let Some(address) = service.address() {
                 copy(&app, &address);
@@ -36,7 +36,7 @@ pub fn run(app: &AppHandle<Wry>, action: &Action) {
         }
         Action::Dashboard => windows::open_dashboard(&app, "/"),
         Action::Models => windows::open_dashboard(&app, "#/models"),
-        Action::LoginItem => drop(tauri::async_runtime::spawn_blocking(move || service.set_login(None))),
+        Action::LoginItem => drop(tauri::async_runtime::spawn_blocking(move || service.toggle_login())),
         Action::Updates => {
             tauri::async_runtime::spawn(async move {
                 let said = updates::install(&app).await;

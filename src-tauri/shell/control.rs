@@ -1,11 +1,11 @@
-//! What the app asks of a server by the same admin routes that the dashboard uses.
+//! What the app asks of a server over HTTP: links to its dashboard, and whether it still answers.
 
 use hearth_library::home::ServerRecord;
-use reqwest::{Client, Method, StatusCode};
-use serde_json::{Value, json};
+use reqwest::{Client, StatusCode};
+use serde_json::Value;
 use std::time::Duration;
 
-/// A server on this machine answers within this, or not at all. A load answers at once and goes on.
+/// A server on this machine answers within this, or not at all.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why the server did not do it.
@@ -17,9 +17,6 @@ pub enum ControlError {
     /// It refused, in its own words.
     #[error("{0}")]
     Refused(String),
-    /// It has no such route.
-    #[error("this version of the server cannot do that")]
-    Missing,
     /// It did not answer.
     #[error("the server does not answer: {0}")]
     Lost(#[from] reqwest::Error),
@@ -63,26 +60,10 @@ impl Control {
     /// # Errors
     /// When the server refuses or does not answer.
     pub async fn link(&self, page: &str) -> Result<String, ControlError> {
-        let answer = self.call(Method::POST, "/api/hearth/session/ticket", None).await?;
+        let answer = self.post("/api/hearth/session/ticket").await?;
         let path = answer["path"].as_str().ok_or_else(|| ControlError::Refused("the server gave no link".into()))?;
         let query = path.trim_start_matches('/');
         Ok(link(&self.base, query, page))
-    }
-
-    /// Loads a model; returns when the load has begun.
-    ///
-    /// # Errors
-    /// As [`Control::link`].
-    pub async fn load(&self, model: &str) -> Result<(), ControlError> {
-        self.call(Method::POST, "/api/hearth/models/load", Some(json!({"model": model}))).await.map(drop)
-    }
-
-    /// Takes a model out of memory.
-    ///
-    /// # Errors
-    /// As [`Control::link`].
-    pub async fn unload(&self, model: &str) -> Result<(), ControlError> {
-        self.call(Method::POST, "/api/hearth/models/unload", Some(json!({"model": model}))).await.map(drop)
     }
 
     /// Whether it answers at all.
@@ -90,18 +71,14 @@ impl Control {
         self.client.get(format!("{}/health", self.base)).timeout(within).send().await.is_ok()
     }
 
-    async fn call(&self, method: Method, path: &str, body: Option<Value>) -> Result<Value, ControlError> {
-        let mut request = self.client.request(method, format!("{}{path}", self.base)).bearer_auth(&self.token);
-        if let Some(body) = body {
-            request = request.json(&body);
-        }
+    async fn post(&self, path: &str) -> Result<Value, ControlError> {
+        let request = self.client.post(format!("{}{path}", self.base)).bearer_auth(&self.token);
         let response = request.send().await?;
         let status = response.status();
         let text = response.text().await?;
         let answer: Value = serde_json::from_str(&text).unwrap_or_default();
         match status.is_success() {
             true => Ok(answer),
-            false if answer["error"]["code"] == "not_found" => Err(ControlError::Missing),
             false => Err(ControlError::Refused(refusal(status, &answer))),
         }
     }
@@ -126,6 +103,7 @@ fn refusal(status: StatusCode, answer: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn links_keep_page_and_ticket() {

@@ -1,6 +1,7 @@
 //! The menu as data: what is in it for what Hearth is doing. No window system in here.
 
-use crate::shell::status::{Status, short};
+use crate::shell::status::{Loaded, Status};
+use hearth_host::words::counted;
 
 /// Most models that the menu lists; the dashboard has all of them.
 const LISTED: usize = 15;
@@ -10,8 +11,8 @@ const LISTED: usize = 15;
 pub enum Action {
     /// Load this model.
     Start(String),
-    /// End all answers of the loaded model.
-    Stop,
+    /// End all answers of this model.
+    Stop(String),
     /// Take this model out of memory.
     Unload(String),
     /// Put the address on the clipboard.
@@ -34,7 +35,7 @@ impl Action {
         match self {
             Action::Start(model) => format!("start:{model}"),
             Action::Unload(model) => format!("unload:{model}"),
-            Action::Stop => "stop".into(),
+            Action::Stop(model) => format!("stop:{model}"),
             Action::CopyAddress => "copy-address".into(),
             Action::Dashboard => "dashboard".into(),
             Action::Models => "models".into(),
@@ -47,7 +48,6 @@ impl Action {
     /// The action of this name.
     pub fn of(id: &str) -> Option<Self> {
         Some(match id {
-            "stop" => Action::Stop,
             "copy-address" => Action::CopyAddress,
             "dashboard" => Action::Dashboard,
             "models" => Action::Models,
@@ -56,6 +56,7 @@ impl Action {
             "quit" => Action::Quit,
             _ => match id.split_once(':')? {
                 ("start", model) => Action::Start(model.to_owned()),
+                ("stop", model) => Action::Stop(model.to_owned()),
                 ("unload", model) => Action::Unload(model.to_owned()),
                 _ => return None,
             },
@@ -122,8 +123,8 @@ pub struct View {
     pub status: Status,
     /// Where it serves, once it does.
     pub address: Option<String>,
-    /// The complete models on disk, by their ids.
-    pub models: Vec<String>,
+    /// The complete models on disk, by their ids; `None` where another process serves them.
+    pub models: Option<Vec<String>>,
     /// Whether Hearth starts at login; `None` where that cannot be had.
     pub login: Option<bool>,
     /// Whether updates can be looked for.
@@ -140,21 +141,12 @@ pub fn entries(view: &View) -> Vec<Entry> {
         all.push(Entry::Note(format!("Serving on {address}")));
     }
     all.push(Entry::Line);
-    if serves {
-        all.push(Entry::Sub { text: "Start a Model".into(), entries: startable(view) });
-    }
-    if let Some(model) = &status.model {
-        let text = match status.rows.len() {
-            1 => format!("Stop {} (1 answer)", short(model)),
-            rows => format!("Stop {} ({rows} answers)", short(model)),
-        };
-        all.push(Entry::Item { action: Action::Stop, text, enabled: !status.rows.is_empty() });
-    }
-    if let Some(model) = status.model.as_ref().or(status.loading.as_ref()) {
-        all.push(item(Action::Unload(model.clone()), format!("Unload {}", short(model))));
-    }
-    if serves {
+    all.extend(status.models.iter().map(in_memory));
+    if serves && let Some(models) = &view.models {
+        all.push(Entry::Sub { text: "Start a Model".into(), entries: startable(status, models) });
         all.push(Entry::Line);
+    }
+    if serves {
         all.push(item(Action::CopyAddress, "Copy Address".into()));
     }
     all.push(item(Action::Dashboard, "Open Dashboard".into()));
@@ -169,11 +161,27 @@ pub fn entries(view: &View) -> Vec<Entry> {
     all
 }
 
+/// A model in memory with its state, and what can be done with it.
+fn in_memory(model: &Loaded) -> Entry {
+    let rows = model.rows.len();
+    let stop = match rows {
+        0 => "No Answer Runs".to_owned(),
+        _ => format!("Stop {}", counted(rows as u64, "Answer", "Answers")),
+    };
+    let unload = Action::Unload(model.id.clone());
+    Entry::Sub {
+        text: format!("{}: {}", model.name, model.words),
+        entries: vec![
+            Entry::Item { action: Action::Stop(model.id.clone()), text: stop, enabled: rows > 0 },
+            Entry::Item { action: unload, text: "Unload".into(), enabled: !model.busy },
+        ],
+    }
+}
+
 /// The models that are not in memory.
-fn startable(view: &View) -> Vec<Entry> {
-    let status = &view.status;
-    let there = |id: &String| status.model.as_ref() == Some(id) || status.loading.as_ref() == Some(id);
-    let rest: Vec<&String> = view.models.iter().filter(|id| !there(id)).collect();
+fn startable(status: &Status, models: &[String]) -> Vec<Entry> {
+    let there = |id: &String| status.models.iter().any(|m| m.id == *id) || status.loading.as_ref() == Some(id);
+    let rest: Vec<&String> = models.iter().filter(|id| !there(id)).collect();
     let more = Entry::Item { action: Action::Models, text: "All Models…".into(), enabled: true };
     let mut all: Vec<Entry> = rest
         .iter()
@@ -181,7 +189,7 @@ fn startable(view: &View) -> Vec<Entry> {
         .map(|id| Entry::Item { action: Action::Start((*id).clone()), text: (*id).clone(), enabled: true })
         .collect();
     match rest.len() {
-        0 if view.models.is_empty() => all.push(Entry::Note("There is no model on this computer".into())),
+        0 if models.is_empty() => all.push(Entry::Note("There is no model on this computer".into())),
         0 => all.push(Entry::Note("There is no other model on this computer".into())),
         n if n > LISTED => all.push(Entry::Note(format!("and {} more", n - LISTED))),
         _ => {}
@@ -194,14 +202,22 @@ fn startable(view: &View) -> Vec<Entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hearth_core::stats::{Health, RowStats, Stats};
+    use hearth_core::stats::{Health, ModelStats, RowStats, Stats};
 
     fn view(health: &Health, rows: usize, models: &[&str]) -> View {
-        let stats = Stats { rows: vec![RowStats::default(); rows], ..Stats::default() };
+        let row = |id| RowStats { id: 1, model: id, ..RowStats::default() };
+        let stats = match health {
+            Health::Ready { model } => Stats {
+                rows: vec![row(model.clone()); rows],
+                models: vec![ModelStats { id: model.clone(), requests: rows, ..ModelStats::default() }],
+                ..Stats::default()
+            },
+            _ => Stats::default(),
+        };
         View {
             status: Status::of(health, &stats),
             address: Some("http://127.0.0.1:8080".into()),
-            models: models.iter().map(|m| (*m).to_owned()).collect(),
+            models: Some(models.iter().map(|m| (*m).to_owned()).collect()),
             login: Some(false),
             updates: false,
         }
@@ -220,14 +236,13 @@ mod tests {
     }
 
     #[test]
-    fn with_a_model_it_offers_to_stop_and_to_unload_it() {
+    fn each_model_in_memory_can_be_stopped_and_unloaded() {
         let ready = Health::Ready { model: "org/a".into() };
         let lines = texts(&entries(&view(&ready, 2, &["org/a", "org/b"])));
         for line in [
             "(Serving on http://127.0.0.1:8080)",
             "Start a Model > org/b, -, All Models…",
-            "Stop a (2 answers)",
-            "Unload a",
+            "a: 2 answers > Stop 2 Answers, [Unload]",
             "Copy Address",
             "Open Dashboard",
             "Launch at Login false",
@@ -237,7 +252,7 @@ mod tests {
         }
         assert!(!lines.iter().any(|l| l.contains("Updates")), "{lines:?}");
         let idle = texts(&entries(&view(&ready, 0, &["org/a"])));
-        assert!(idle.contains(&"[Stop a (0 answers)]".to_owned()), "{idle:?}");
+        assert!(idle.contains(&"a: ready > [No Answer Runs], Unload".to_owned()), "{idle:?}");
         assert!(
             idle.contains(&"Start a Model > (There is no other model on this computer), -, All Models…".to_owned())
         );
@@ -247,6 +262,13 @@ mod tests {
     fn without_a_server_it_can_still_be_quit() {
         let view = View { address: None, login: None, status: Status::failed("no"), ..view(&Health::Empty, 0, &["m"]) };
         assert_eq!(texts(&entries(&view)), ["(no)", "-", "Open Dashboard", "-", "Quit Hearth"]);
+    }
+
+    #[test]
+    fn of_another_process_only_address_and_dashboard_are_offered() {
+        let view = View { models: None, login: None, ..view(&Health::Empty, 0, &[]) };
+        let view = View { status: Status::elsewhere(7), ..view };
+        assert_eq!(texts(&entries(&view))[2..], ["-", "Copy Address", "Open Dashboard", "-", "Quit Hearth"]);
     }
 
     #[test]
@@ -262,7 +284,7 @@ mod tests {
         for action in [
             Action::Start("org/a:b".into()),
             Action::Unload("/folder/x".into()),
-            Action::Stop,
+            Action::Stop("a:b".into()),
             Action::CopyAddress,
             Action::Dashboard,
             Action::Models,

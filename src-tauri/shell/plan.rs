@@ -61,6 +61,7 @@ impl Plan {
         let keys = if lan || settings.switch("api_key_required", false) { settings.text("api_key") } else { None };
         // The app and `hearth ps` have the admin token, and no API key.
         let api_keys = keys.into_iter().flat_map(|key| [key, token.clone()]).collect();
+        let held = notice.is_some();
         let config = ServerConfig {
             host: if lan { EVERYWHERE.to_owned() } else { defaults.host },
             port: std::env::var("HEARTH_PORT").ok().and_then(|port| port.parse().ok()).unwrap_or(defaults.port),
@@ -84,6 +85,8 @@ impl Plan {
             held: config.notice.is_some(),
             aliases: file.aliases,
             models: file.models,
+            // What was in memory when Hearth went down may bring it down again: a person decides.
+            held,
             ..Serving::default()
         };
         let engine = EngineOptions { serving, ..engine(home, &settings) };
@@ -155,6 +158,7 @@ mod tests {
 
     #[test]
     fn after_a_crash_nothing_is_loaded() {
-        assert!(!plan("", Some("it crashed".into())).own.auto_load);
+        let plan = plan("", Some("it crashed".into()));
+        assert!(!plan.own.auto_load && plan.engine.serving.held);
     }
 }

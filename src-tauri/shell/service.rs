@@ -7,23 +7,24 @@ use crate::shell::menu::View;
 use crate::shell::plan::{FURTHER_PORTS, Own, Plan};
 use crate::shell::status::Status;
 use crate::shell::wake::Clocks;
-use crate::shell::{login, updates};
+use crate::shell::{command, login, updates};
 use hearth_core::{Backend, EngineError, ServedModel};
 use hearth_engine::EngineHandle;
 use hearth_host::{Host, HostError, unclean};
 use hearth_library::download::{Download, DownloadManager};
 use hearth_library::home::{Holder, Home, HomeLock, Ownership, ServerRecord};
-use hearth_library::marker;
+use hearth_library::marker::{self, Unclean};
 use hearth_library::scan::{ModelEntry, resolve, scan};
 use hearth_library::watch::{self as watching, Watcher};
 use hearth_server::logs::LogRing;
 use hearth_server::settings::Settings;
+use hearth_server::{Desktop, DesktopStatus, Sessions};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::sync::{Notify, broadcast, oneshot, watch};
 
 /// The answer to a load, when it comes.
 type Loaded = oneshot::Receiver<Result<Arc<ServedModel>, EngineError>>;
@@ -38,6 +39,8 @@ const RARELY: u32 = 60;
 const SAVING: Duration = Duration::from_millis(1200);
 /// And the engine this long to end.
 const ENDING: Duration = Duration::from_millis(700);
+/// Where everything starts anew there is more time: an engine that is left behind would keep its memory.
+const ENDING_TO_RESTART: Duration = Duration::from_secs(30);
 /// A server of its own that does not answer within this is not well.
 const ANSWERS: Duration = Duration::from_secs(5);
 
@@ -60,6 +63,10 @@ struct Inner {
     view: watch::Sender<View>,
     notices: watch::Sender<Option<Notice>>,
     quit: watch::Sender<bool>,
+    /// Somebody wants server and engine to start anew.
+    restart: Notify,
+    /// Browsers that were let in stay so over a start.
+    sessions: Sessions,
     /// True once everything is ended, and whether the engine's thread is.
     ended: watch::Sender<Option<bool>>,
     live: Mutex<Live>,
@@ -71,8 +78,22 @@ struct Live {
     control: Option<Control>,
     engine: Option<EngineHandle>,
     settings: Option<Settings>,
-    /// Models to load in this process.
-    asked: Option<mpsc::UnboundedSender<String>>,
+}
+
+/// How serving ended.
+enum End {
+    /// For good; whether the engine's thread is over.
+    Quit(bool),
+    /// To begin anew.
+    Restart(Again),
+}
+
+/// What a new start takes over.
+struct Again {
+    /// The port in use.
+    port: u16,
+    /// Whether there was a model in memory, so that the last one is loaded again.
+    load: bool,
 }
 
 impl Service {
@@ -81,7 +102,7 @@ impl Service {
         let view = View {
             status: Status::starting(),
             address: None,
-            models: Vec::new(),
+            models: Some(Vec::new()),
             login: login::is_on(),
             updates: updates::are_configured(),
         };
@@ -89,6 +110,8 @@ impl Service {
             view: watch::Sender::new(view),
             notices: watch::Sender::new(None),
             quit: watch::Sender::new(false),
+            restart: Notify::new(),
+            sessions: Sessions::default(),
             ended: watch::Sender::new(None),
             live: Mutex::default(),
         }));
@@ -134,55 +157,48 @@ impl Service {
         self.control()?.link(page).await
     }
 
-    /// Loads a model.
+    fn engine(&self) -> Result<EngineHandle, String> {
+        self.live().engine.clone().ok_or_else(|| ControlError::NotServing.to_string())
+    }
+
+    /// Loads a model, and waits for it.
     ///
     /// # Errors
-    /// The server's refusal.
-    pub async fn load(&self, model: &str) -> Result<(), ControlError> {
-        match self.control()?.load(model).await {
-            // A server that serves one model has no route for it; in this process there is a way all the same.
-            Err(ControlError::Missing) => {
-                let asked = self.live().asked.clone().ok_or(ControlError::Missing)?;
-                asked.send(model.to_owned()).map_err(|_| ControlError::NotServing)
-            }
-            other => other,
-        }
+    /// The engine's refusal.
+    pub async fn load(&self, model: &str) -> Result<(), String> {
+        self.engine()?.load_model(model).await.map(drop).map_err(|error| error.to_string())
     }
 
     /// Takes a model out of memory.
     ///
     /// # Errors
-    /// The server's refusal.
-    pub async fn unload(&self, model: &str) -> Result<(), ControlError> {
-        self.control()?.unload(model).await
+    /// The engine's refusal.
+    pub async fn unload(&self, model: &str) -> Result<(), String> {
+        self.engine()?.unload_model(model).await.map(drop).map_err(|error| error.to_string())
     }
 
-    /// Ends all running answers.
-    pub fn stop_answers(&self) {
-        let rows = self.0.view.borrow().status.rows.clone();
-        if let Some(engine) = self.live().engine.clone() {
+    /// Ends all answers of a model that run.
+    pub fn stop_answers(&self, model: &str) {
+        let rows = self.0.view.borrow().status.rows_of(model);
+        if let Ok(engine) = self.engine() {
             for row in rows {
                 engine.cancel(row);
             }
         }
     }
 
-    /// Turns the login item on or off; the opposite of what it is when nobody says which.
-    pub fn set_login(&self, on: Option<bool>) {
-        let wanted = on.unwrap_or(self.0.view.borrow().login != Some(true));
-        if let Err(error) = login::set(wanted) {
-            self.tell("Launch at login", &error.to_string(), None);
-        }
-        let now = login::is_on();
-        self.change(|view| view.login = now);
-        if let Some(on) = now {
-            self.note_login(on);
+    /// Turns the login item on where it is off, and the other way round.
+    pub fn toggle_login(&self) {
+        let wanted = self.0.view.borrow().login != Some(true);
+        if let Err(why) = self.set_launch_at_login(wanted) {
+            self.tell("Launch at login", &why, None);
         }
     }
 
-    /// The setting says what the system says.
-    fn note_login(&self, on: bool) {
-        let Some(settings) = self.live().settings.clone() else { return };
+    /// The menu and the setting say what the system says.
+    fn note_login(&self, on: Option<bool>) {
+        self.change(|view| view.login = on);
+        let (Some(on), Some(settings)) = (on, self.live().settings.clone()) else { return };
         if settings.switch(LOGIN, false) != on
             && let Err(error) = settings.set(&BTreeMap::from([(LOGIN.to_owned(), json!(on))]))
         {
@@ -223,30 +239,31 @@ impl Service {
     }
 
     async fn run(&self, home: &Home, logs: &LogRing) -> bool {
-        let owner = match home.acquire() {
-            Ok(owner) => owner,
-            Err(error) => return self.idle(&error.to_string()).await,
-        };
-        // What was in memory when Hearth went down is not loaded again by itself: it may go down again.
-        let left = marker::left_behind(home, &owner, unclean::boot().as_deref());
-        let notice = left.map(|left| format!("{}. Start a model when you want to.", unclean::what_happened(&left)));
-        let lock = match owner {
-            Ownership::Owned(lock) => lock,
-            Ownership::Held(Holder { record: Some(record), .. }) if Control::of(&record).is_some() => {
-                return self.attend(&record).await;
-            }
-            Ownership::Held(holder) => {
-                return self.idle(&format!("{holder}; end it, or open Hearth again in a moment")).await;
-            }
-        };
-        match self.begin(home, lock, logs, notice.clone()).await {
-            Ok((host, own)) => {
-                if let Some(why) = &notice {
-                    self.tell("Nothing is loaded", why, None);
+        let mut again = None;
+        loop {
+            let owner = match home.acquire() {
+                Ok(owner) => owner,
+                Err(error) => return self.idle(&error.to_string()).await,
+            };
+            // What was in memory when Hearth went down is not loaded again by itself: it may go down again.
+            let left = marker::left_behind(home, &owner, unclean::boot().as_deref());
+            let lock = match owner {
+                Ownership::Owned(lock) => lock,
+                Ownership::Held(Holder { record: Some(record), .. }) if Control::of(&record).is_some() => {
+                    return self.attend(&record).await;
                 }
-                self.serve(host, own).await
+                Ownership::Held(holder) => {
+                    return self.idle(&format!("{holder}; end it, or open Hearth again in a moment")).await;
+                }
+            };
+            let (host, own) = match self.begin(home, lock, logs, left.as_ref(), again).await {
+                Ok(begun) => begun,
+                Err(why) => return self.idle(&why).await,
+            };
+            match self.serve(host, own).await {
+                End::Quit(ended) => return ended,
+                End::Restart(over) => again = Some(over),
             }
-            Err(why) => self.idle(&why).await,
         }
     }
 
@@ -256,50 +273,52 @@ impl Service {
         home: &Home,
         lock: HomeLock,
         logs: &LogRing,
-        notice: Option<String>,
+        left: Option<&Unclean>,
+        again: Option<Again>,
     ) -> Result<(Host, Own), String> {
         let said = |error: HostError| error.to_string();
+        let notice = left.map(|left| format!("{}. Start a model when you want to.", unclean::what_happened(left)));
         let settings = Settings::open(&home.settings()).map_err(|e| e.to_string())?;
-        let plan = Plan::of(home, settings, logs, notice).map_err(said)?;
-        let wanted = plan.config.port;
-        let listening = hearth_host::listen(home, lock, plan.config, FURTHER_PORTS).await.map_err(said)?;
+        let Plan { mut config, engine, mut own } = Plan::of(home, settings, logs, notice.clone()).map_err(said)?;
+        config.last_model = left.and_then(unclean::model);
+        config.sessions = self.0.sessions.clone();
+        config.desktop = Some(Arc::new(self.clone()));
+        if let Some(again) = again {
+            config.port = again.port;
+            own.auto_load = again.load;
+        }
+        let wanted = config.port;
+        let listening = hearth_host::listen(home, lock, config, FURTHER_PORTS).await.map_err(said)?;
         let (address, port) = (listening.url(), listening.port());
-        let engine = plan.engine;
         let started = tokio::task::spawn_blocking(move || listening.start(engine)).await;
         let host = started.map_err(|e| e.to_string())?.map_err(said)?;
         let control = Control::new(&address, host.token().unwrap_or_default()).map_err(|e| e.to_string())?;
-        *self.live() = Live {
-            control: Some(control),
-            engine: Some(host.engine().clone()),
-            settings: Some(plan.own.settings.clone()),
-            asked: None,
-        };
+        *self.live() =
+            Live { control: Some(control), engine: Some(host.engine().clone()), settings: Some(own.settings.clone()) };
         if port != wanted {
             let body = format!("Port {wanted} is taken. The address is {address}, and it is on the clipboard.");
             self.tell("Hearth serves on another port", &body, Some(address.clone()));
         }
+        if let Some(why) = &notice {
+            self.tell("Nothing is loaded", why, None);
+        }
         self.change(|view| view.address = Some(address));
-        Ok((host, plan.own))
+        Ok((host, own))
     }
 
-    /// Serves until it is told to quit, and ends in order.
-    async fn serve(&self, mut host: Host, own: Own) -> bool {
+    /// Serves until it is told to quit or to begin anew, and ends in order.
+    async fn serve(&self, mut host: Host, own: Own) -> End {
         let mut quit = self.0.quit.subscribe();
-        let mut stop = quit.clone();
-        let mut server = host.serve(async move { drop(stop.wait_for(|quit| *quit).await) });
+        let (stop, stopped) = oneshot::channel::<()>();
+        let mut server = host.serve(async move { drop(stopped.await) });
         let mut looks = Looks::new(self.clone(), &own);
         let mut loading = self.first_model(&host, &own).await;
-        let (asked, mut names) = mpsc::unbounded_channel();
-        self.live().asked = Some(asked);
-        loop {
+        let restart = loop {
             tokio::select! {
-                _ = quit.wait_for(|quit| *quit) => break,
+                _ = quit.wait_for(|quit| *quit) => break false,
+                () = self.0.restart.notified() => break true,
                 // `hearth stop`, or the dashboard, ends the server: then there is no reason for an app.
-                _ = &mut server => break,
-                Some(name) = names.recv() => match resolve(&name, &own.places) {
-                    Ok(entry) => loading = Some(begin_load(&host, &own, entry)),
-                    Err(error) => self.tell("The model is not started", &error.to_string(), None),
-                },
+                _ = &mut server => break false,
                 () = tokio::time::sleep(LOOK) => {}
             }
             if let Some((answer, entry)) = &mut loading
@@ -307,19 +326,24 @@ impl Service {
             {
                 match done {
                     Ok(model) => {
-                        let noted = host.loaded(entry, &model);
-                        drop(noted.inspect_err(|error| tracing::warn!(%error, "the home cannot be written")));
+                        if let Err(error) = host.loaded(entry, &model) {
+                            tracing::warn!(%error, "the home cannot be written");
+                        }
                     }
                     Err(error) => self.tell("The model cannot be loaded", &error.to_string(), None),
                 }
                 loading = None;
             }
             looks.look(host.engine()).await;
-        }
+        };
         drop(looks);
-        self.change(|view| view.status = Status::ending());
-        // The app ends with its server.
-        self.0.quit.send_replace(true);
+        let again = Again { port: host.port(), load: !host.engine().stats().models.is_empty() };
+        self.change(|view| view.status = if restart { Status::restarting() } else { Status::ending() });
+        if !restart {
+            // The app ends with its server.
+            self.0.quit.send_replace(true);
+        }
+        drop(stop);
         if !server.is_finished() {
             drop((&mut server).await);
         }
@@ -327,7 +351,18 @@ impl Service {
         if let Some(why) = host.save(SAVING).await.lost() {
             tracing::warn!("{why}");
         }
-        host.close(ENDING).await
+        let ended = tokio::select! {
+            ended = host.close(if restart { ENDING_TO_RESTART } else { ENDING }) => ended,
+            _ = quit.wait_for(|quit| *quit), if restart => false,
+        };
+        match restart && !*quit.borrow() {
+            true if ended => End::Restart(again),
+            true => {
+                self.idle("Hearth cannot start anew while a long computation goes on. Quit it and open it again").await;
+                End::Quit(false)
+            }
+            false => End::Quit(ended),
+        }
     }
 
     /// Another process serves from this home: its dashboard can be opened from here, and that is all.
@@ -338,6 +373,7 @@ impl Service {
         self.change(|view| {
             view.address = Some(address);
             view.status = Status::elsewhere(record.pid);
+            view.models = None;
         });
         let _ = self.0.quit.subscribe().wait_for(|quit| *quit).await;
         true
@@ -360,7 +396,8 @@ impl Service {
             }
         });
         let entry = found.await.ok().flatten()?;
-        Some(begin_load(host, own, entry))
+        host.loading(&entry, own.settings.number("context"));
+        Some((host.engine().load(entry.path.clone(), entry.id.clone()), entry))
     }
 
     /// The machine woke up: a server that does not answer any more is told of.
@@ -377,10 +414,24 @@ impl Service {
     }
 }
 
-/// Puts a model on record and loads it.
-fn begin_load(host: &Host, own: &Own, entry: ModelEntry) -> (Loaded, ModelEntry) {
-    host.loading(&entry, own.settings.number("context"));
-    (host.engine().load(entry.path.clone(), entry.id.clone()), entry)
+impl Desktop for Service {
+    fn status(&self) -> DesktopStatus {
+        DesktopStatus { login_item: self.0.view.borrow().login.is_some(), command: command::status() }
+    }
+
+    fn set_launch_at_login(&self, on: bool) -> Result<(), String> {
+        let done = login::set(on).map_err(|error| error.to_string());
+        self.note_login(login::is_on());
+        done
+    }
+
+    fn install_command(&self) -> Result<(), String> {
+        command::install()
+    }
+
+    fn restart(&self) {
+        self.0.restart.notify_one();
+    }
 }
 
 /// What the regular look at the engine compares with.
@@ -395,7 +446,6 @@ struct Looks {
     /// Set where models are added or removed.
     moved: Arc<AtomicBool>,
     _watcher: Option<Watcher>,
-    login_wanted: bool,
     count: u32,
 }
 
@@ -416,7 +466,6 @@ impl Looks {
             active: BTreeSet::new(),
             moved,
             _watcher: watcher.ok(),
-            login_wanted: own.settings.switch(LOGIN, false),
             count: 0,
         }
     }
@@ -432,12 +481,6 @@ impl Looks {
         }
         self.awake.set(status.is_working() || !self.active.is_empty());
         self.service.change(|view| view.status = status);
-        let wanted = self.own.settings.switch(LOGIN, false);
-        if wanted != self.login_wanted {
-            self.login_wanted = wanted;
-            let service = self.service.clone();
-            let _ = tokio::task::spawn_blocking(move || service.set_login(Some(wanted))).await;
-        }
         if self.moved.swap(false, Ordering::Relaxed) || self.count.is_multiple_of(RARELY) {
             self.look_at_the_disk().await;
         }
@@ -454,13 +497,8 @@ impl Looks {
             (ids.collect::<Vec<String>>(), login::is_on())
         });
         let Ok((models, login)) = found.await else { return };
-        self.service.change(|view| (view.models, view.login) = (models, login));
+        self.service.change(|view| view.models = Some(models));
         // The user may turn the item off in the system's settings.
-        if let Some(on) = login
-            && on != self.login_wanted
-        {
-            self.login_wanted = on;
-            self.service.note_login(on);
-        }
+        self.service.note_login(login);
     }
 }

@@ -14,11 +14,6 @@ pub const POPOVER: &str = "popover";
 /// The popover's size in points; its page is made for it.
 const POPOVER_SIZE: (f64, f64) = (360.0, 300.0);
 
-/// Where the locale is `C`, WebKit calls that the page's language, and scripts that format numbers in it fail.
-#[cfg(target_os = "linux")]
-const LANGUAGE: &str = "try { new Intl.NumberFormat(navigator.language) } \
-                        catch { Object.defineProperty(navigator, 'language', { value: 'en-US' }) }";
-
 /// Shows the dashboard at `page` (`/`, or `#/models`), as soon as the server serves.
 pub fn open_dashboard(app: &AppHandle<Wry>, page: &str) {
     if let Some(window) = app.get_webview_window(DASHBOARD) {
@@ -76,10 +71,7 @@ fn app_window(app: &AppHandle<Wry>, link: Option<Url>) -> tauri::Result<WebviewW
 /// A window that leaves its server for nothing.
 fn guarded<'a>(app: &'a AppHandle<Wry>, label: &str, url: WebviewUrl) -> WebviewWindowBuilder<'a, Wry, AppHandle<Wry>> {
     let (inside, outside) = (app.clone(), app.clone());
-    let builder = WebviewWindowBuilder::new(app, label, url);
-    #[cfg(target_os = "linux")]
-    let builder = builder.initialization_script(LANGUAGE);
-    builder
+    WebviewWindowBuilder::new(app, label, url)
         .on_navigation(move |url| {
             let own = is_own(url, inside.state::<Shell>().service.address().as_deref());
             if !own {

@@ -2,12 +2,14 @@
 
 use crate::support::{Server, start_with};
 use futures::StreamExt;
-use hearth_server::ServerConfig;
 use hearth_server::settings::Settings;
 use hearth_server::testing::{ScriptedBackend, Step};
+use hearth_server::{CommandStatus, Desktop, DesktopStatus, ServerConfig};
 use reqwest::{Client, Response, StatusCode, redirect};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 const TOKEN: &str = "the-admin-token";
@@ -156,7 +158,7 @@ async fn events_begin_with_everything_and_miss_nothing() {
     let mut first = Listener::open(&server, None).await;
     let snapshot = first.next().await;
     assert_eq!(snapshot.name, "snapshot");
-    for part in ["stats", "health", "downloads", "settings", "requests", "machine", "history"] {
+    for part in ["stats", "health", "downloads", "settings", "requests", "machine", "history", "desktop"] {
         assert!(snapshot.data.get(part).is_some(), "{part} is missing");
     }
     assert_eq!(snapshot.data["health"]["status"], "ready");
@@ -208,7 +210,7 @@ async fn settings_are_checked_kept_and_applied() {
     let (status, reply) = get(&server, "/api/hearth/settings").await;
     assert_eq!(
         (status, &reply["settings"]["inspector"]),
-        (StatusCode::OK, &json!({"value": true, "from": "default", "at_next_start": false}))
+        (StatusCode::OK, &json!({"value": true, "from": "default", "at_next_start": false, "pending": false}))
     );
     let mut listener = Listener::open(&server, None).await;
     let (status, reply) =
@@ -234,6 +236,8 @@ async fn settings_are_checked_kept_and_applied() {
     }
     // Opening the server to others makes a key.
     let (_, reply) = send(&server, "PUT", "/api/hearth/settings", json!({"lan": true})).await;
+    // What runs goes by the old value until a start, and nothing once it is taken back.
+    assert_eq!((&reply["settings"]["lan"]["pending"], &reply["settings"]["max_rows"]["pending"]), (&json!(true), &json!(false)));
     assert!(reply["settings"]["api_key"]["value"].as_str().unwrap().starts_with("sk-hearth-"), "{reply}");
     let again: BTreeMap<_, _> = Settings::open(&path).unwrap().all();
     assert_eq!((&again["lan"].value, &again["max_rows"].value), (&json!(true), &json!(3)));
@@ -292,4 +296,83 @@ async fn the_connect_page_knows_what_is_served_and_tests_it() {
         assert!(result["ok"] == false && message.contains("is not served yet"), "{client} {result}");
     }
     assert_eq!(send(&server, "POST", "/api/hearth/connect/test", json!({"client": "cursor"})).await.0, 400);
+}
+
+/// An app that can do half of what it is asked.
+#[derive(Default)]
+struct Around {
+    login: AtomicBool,
+    restarts: AtomicUsize,
+}
+
+impl Desktop for Around {
+    fn status(&self) -> DesktopStatus {
+        let command = CommandStatus { installed: false, link: "/usr/local/bin/hearth".into() };
+        DesktopStatus { login_item: true, command: Some(command) }
+    }
+
+    fn set_launch_at_login(&self, on: bool) -> Result<(), String> {
+        self.login.store(on, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn install_command(&self) -> Result<(), String> {
+        Err("/usr/local/bin cannot be written".into())
+    }
+
+    fn restart(&self) {
+        self.restarts.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test]
+async fn the_app_around_the_server_does_what_the_dashboard_asks() {
+    let app = Arc::new(Around::default());
+    let config = ServerConfig { admin_token: Some(TOKEN.into()), desktop: Some(app.clone()), ..ServerConfig::default() };
+    let server = start_with(ScriptedBackend::saying("hi"), config).await;
+    let snapshot = Listener::open(&server, None).await.next().await;
+    assert_eq!(
+        snapshot.data["desktop"],
+        json!({"login_item": true, "command": {"installed": false, "link": "/usr/local/bin/hearth"}})
+    );
+    let (status, reply) = send(&server, "PUT", "/api/hearth/settings", json!({"launch_at_login": true})).await;
+    assert_eq!((status, &reply["settings"]["launch_at_login"]["value"]), (StatusCode::OK, &json!(true)));
+    assert!(app.login.load(Ordering::Relaxed));
+    let (status, refusal) = send(&server, "POST", "/api/hearth/desktop/command", json!({})).await;
+    assert_eq!((status, &refusal["error"]["message"]), (StatusCode::CONFLICT, &json!("/usr/local/bin cannot be written")));
+    let (status, _) = send(&server, "POST", "/api/hearth/desktop/restart", json!({})).await;
+    assert_eq!((status, app.restarts.load(Ordering::Relaxed)), (StatusCode::ACCEPTED, 1));
+
+    // Without it, nothing is pretended.
+    let plain = start(ScriptedBackend::saying("hi")).await;
+    assert_eq!(Listener::open(&plain, None).await.next().await.data["desktop"], json!(null));
+    for (method, path, body) in [
+        ("POST", "/api/hearth/desktop/command", json!({})),
+        ("POST", "/api/hearth/desktop/restart", json!({})),
+        ("PUT", "/api/hearth/settings", json!({"launch_at_login": true})),
+    ] {
+        let (status, refusal) = send(&plain, method, path, body).await;
+        assert_eq!((status, &refusal["error"]["code"]), (StatusCode::CONFLICT, &json!("no_app")), "{path}");
+    }
+    let (_, reply) = get(&plain, "/api/hearth/settings").await;
+    assert_eq!(reply["settings"]["launch_at_login"]["value"], json!(false));
+}
+
+#[tokio::test]
+async fn what_an_unclean_end_left_is_told_until_a_model_is_there() {
+    let config = ServerConfig {
+        admin_token: Some(TOKEN.into()),
+        notice: Some("the last server was killed with org/m".into()),
+        last_model: Some("org/m".into()),
+        ..ServerConfig::default()
+    };
+    let server = start_with(ScriptedBackend::saying("hi"), config).await;
+    server.backend.set_health(hearth_core::stats::Health::Empty);
+    let mut listener = Listener::open(&server, None).await;
+    assert_eq!(
+        listener.next().await.data["health"],
+        json!({"status": "empty", "message": "the last server was killed with org/m", "last_model": "org/m"})
+    );
+    server.backend.set_health(hearth_core::stats::Health::Ready { model: "org/m".into() });
+    while listener.wait_for("health").await.data != json!({"status": "ready", "model": "org/m"}) {}
 }

@@ -5,7 +5,7 @@ use hearth_core::stats::*;
 use hearth_server::events::{MachineMemory, MemorySample};
 use hearth_server::logs::LogLine;
 use hearth_server::settings::{Origin, Setting};
-use hearth_server::{Connect, ConnectClient, ConnectTest, RequestSummary};
+use hearth_server::{CommandStatus, Connect, ConnectClient, ConnectTest, DesktopStatus, RequestSummary};
 use std::path::Path;
 use ts_rs::{Config, TS};
 
@@ -49,6 +49,8 @@ fn the_dashboards_types_are_current() {
         Connect,
         ConnectClient,
         ConnectTest,
+        DesktopStatus,
+        CommandStatus,
     );
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ui/src/types/hearth.ts");
     if std::env::var_os("HEARTH_WRITE_TYPES").is_some() {

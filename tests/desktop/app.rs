@@ -4,6 +4,7 @@ use crate::desk::{Desk, Ended, eventually};
 use crate::http::{Answer, Http};
 use serde_json::{Value, json};
 use std::fs;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -18,6 +19,8 @@ pub struct App<'a> {
     child: Option<Ended>,
     /// Its process id, where another program started it.
     adopted: Option<u32>,
+    /// The port that it is to have; of its own, so that tests do not meet.
+    port: u16,
     client: Http,
 }
 
@@ -29,7 +32,13 @@ impl<'a> App<'a> {
             fs::create_dir_all(place.path().join(name)).unwrap();
         }
         let client = Http::new();
-        App { desk, place, child: None, adopted: None, client }
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        App { desk, place, child: None, adopted: None, port, client }
+    }
+
+    /// Asks for this port instead.
+    pub fn use_port(&mut self, port: u16) {
+        self.port = port;
     }
 
     /// HEARTH_HOME.
@@ -70,6 +79,7 @@ impl<'a> App<'a> {
             }
         }
         self.desk.seat(cmd);
+        cmd.env("HEARTH_PORT", self.port.to_string());
         cmd.env("HEARTH_HOME", self.home()).env("HOME", self.place.path().join("user"));
         cmd.env("XDG_CONFIG_HOME", self.config()).env("HF_HUB_CACHE", self.place.path().join("hub"));
         cmd.current_dir(self.place.path()).stdin(Stdio::null());

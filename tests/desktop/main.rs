@@ -14,6 +14,7 @@ use desk::Desk;
 use driver::Driver;
 use serde_json::json;
 use std::net::TcpListener;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 const TINY: &str = "llama-q4";
 const OTHER: &str = "qwen2-q4";
@@ -51,14 +52,20 @@ fn a_day_with_the_icon() {
     assert_eq!(app.address(), address);
 
     desk.panel.click(&["Start a Model", "Tiny-Qwen"]);
+    desk.panel.wait_for("Tiny-Qwen: ready");
+    // Both are in memory, each with a line of its own, and one can go without the other.
+    desk.panel.wait_for("Tiny-Llama: ready");
+    desk.panel.wait_for("Tiny-Qwen and Tiny-Llama are ready");
+    desk.panel.click(&["Tiny-Llama: ready", "Unload"]);
     desk.panel.wait_for("Tiny-Qwen is ready");
+    assert_eq!(app.get("/stats")["models"].as_array().unwrap().len(), 1);
 
     // An answer runs when the user quits.
     let answer = app.unread_answer();
     assert_eq!(answer.status(), 200);
-    desk.panel.wait_for("1 answer");
+    desk.panel.wait_for("Tiny-Qwen: 1 answer");
+    desk::eventually("the processes of the window", || app.family().len() > 1);
     let family = app.family();
-    assert!(family.len() > 1, "the window has processes of its own: {family:?}");
     desk.panel.click(&["Quit Hearth"]);
     let (status, took) = app.wait();
     println!("quitting with an answer running took {:.2} s", took.as_secs_f64());
@@ -81,6 +88,7 @@ fn the_window_is_the_dashboard() {
     let waiting = driver.begin();
     app.adopt();
     desk.panel.wait_for("Tiny-Llama is ready");
+    let clicked = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64() * 1e3;
     desk.panel.click(&["Open Dashboard"]);
     let session = waiting.join().unwrap();
     let address = app.address();
@@ -90,6 +98,9 @@ fn the_window_is_the_dashboard() {
     assert!(url.starts_with(&format!("{address}/")) && !url.contains("ticket"), "{url}");
     // Once the page has drawn itself it carries its own name.
     shown("return document.title === 'Overview · Hearth'", "the overview");
+    let paint = "const [first] = performance.getEntriesByName('first-contentful-paint'); \
+                 return first ? performance.timeOrigin + first.startTime : null";
+    println!("first paint {:?} ms after the click", session.run(paint).as_f64().map(|at| (at - clicked).round()));
     let (status, settings) = session.fetch("/api/hearth/settings");
     assert_eq!(status, 200, "{settings}");
     assert_eq!(
@@ -97,6 +108,21 @@ fn the_window_is_the_dashboard() {
         json!("undefined"),
         "the page needs nothing of the app's"
     );
+    // What only a start takes is said, and the app can begin anew: the page stays signed in and comes back by itself.
+    let put = "fetch('/api/hearth/settings', { method: 'PUT', headers: { 'content-type': 'application/json' }, \
+               body: JSON.stringify({ api_key_required: true, launch_at_login: true }) }); location.hash = '#/settings'; return 0";
+    session.run(put);
+    desk::eventually("the autostart file", || app.config().join("autostart/hearth.desktop").exists());
+    let button = "[...document.querySelectorAll('button')].find((b) => b.textContent.trim() === 'Restart now')";
+    shown(&format!("return {button} !== undefined"), "the way to restart");
+    shown("return document.querySelector('#set-launch_at_login').checked", "the login item in the settings");
+    session.run(&format!("{button}.click(); return 0"));
+    shown(&format!("return {button} === undefined && document.querySelector('.side .dot.good') !== null"), "the page again");
+    assert_eq!(app.address(), address);
+    desk.panel.wait_for("Tiny-Llama is ready");
+    assert!(app.get("/v1/models")["error"]["message"].as_str().unwrap().contains("key"), "the key is asked for now");
+    let (status, settings) = session.fetch("/api/hearth/settings");
+    assert_eq!((status, &settings["settings"]["api_key_required"]["pending"]), (200, &json!(false)), "{settings}");
     // What leads elsewhere does not lead the window there.
     session.run("location.href = 'http://127.0.0.1:1/elsewhere'; return 0");
     std::thread::sleep(std::time::Duration::from_millis(300));
@@ -109,16 +135,17 @@ fn the_window_is_the_dashboard() {
 /// Another program has the usual port.
 #[test]
 fn a_taken_port_is_told_and_the_address_copied() {
-    // Whoever holds it: it is taken.
-    let holder = TcpListener::bind("127.0.0.1:8080");
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = holder.local_addr().unwrap().port();
     let desk = Desk::new();
     let mut app = App::new(&desk);
+    app.use_port(taken);
     app.start();
     let address = app.address();
-    assert!(!address.ends_with(":8080"), "{address}");
+    assert!(!address.ends_with(&format!(":{taken}")), "{address}");
     desk.clipboard_becomes(&address);
     let note = desk.panel.notification("Hearth serves on another port");
-    assert!(note.contains("Port 8080 is taken") && note.contains(&address), "{note}");
+    assert!(note.contains(&format!("Port {taken} is taken")) && note.contains(&address), "{note}");
     desk.panel.wait_for(&format!("Serving on {address}"));
     drop(holder);
     desk.panel.click(&["Quit Hearth"]);

@@ -2,9 +2,11 @@
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
+import { readFile } from "node:fs/promises";
+import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { promisify } from "node:util";
-import { ask, browser, hub, open, picture, real, show } from "./support.mjs";
+import { answered, ask, browser, hub, open, picture, real, show, until } from "./support.mjs";
 
 let chrome;
 
@@ -138,5 +140,113 @@ test("a model is found on the hub, downloaded with a pause, and deleted", async 
   } finally {
     await server.stop();
     await models.stop();
+  }
+});
+
+test("the first run: from an empty computer to an answer, a cache hit and an empty memory", async () => {
+  const id = "mlx-community/SmolLM2-135M-Instruct";
+  const models = await hub(["--rate", "2000000", "--model", `${id}=${process.env.HEARTH_STARTER}`]);
+  const server = await real({ model: false, args: ["--context", "2048", "--max-rows", "2", "--reserve", "1GB"], more: { HF_ENDPOINT: models.url } });
+  const said = (pattern) => page.getByText(pattern).first();
+  const page = await open(server, chrome);
+  try {
+    // The empty overview leads to the models, where one is found and fetched.
+    await page.getByRole("link", { name: "Choose a model" }).first().click();
+    await said("No models on this computer yet").waitFor();
+    await page.getByRole("button", { name: "Download SmolLM2 135M" }).click();
+    const downloads = page.getByRole("region", { name: "Downloads" });
+    await downloads.getByText(/ left$/).waitFor();
+    await picture(page, "first-download");
+    const disk = page.locator("[data-test=on-disk]");
+    await disk.getByRole("button", { name: `Start ${id}` }).click({ timeout: 120_000 });
+    await disk.getByText("Loaded", { exact: true }).waitFor({ timeout: 60_000 });
+    await picture(page, "first-loaded");
+
+    // It answers, piece by piece.
+    await show(page, "chat");
+    await page.getByRole("textbox", { name: "System prompt" }).fill("You are a helpful assistant who explains things plainly. ".repeat(12));
+    await page.getByLabel("Most tokens in an answer").fill("60");
+    await page.getByLabel("Temperature, 0 to 2").fill("0");
+    await page.getByRole("textbox", { name: "Message", exact: true }).fill("Tell me about the sea.");
+    await page.evaluate(() => {
+      window.lengths = new Set();
+      const look = () => {
+        window.lengths.add(document.querySelector("[data-test=answer] .text")?.textContent?.length ?? 0);
+        requestAnimationFrame(look);
+      };
+      look();
+    });
+    await page.keyboard.press("Enter");
+    await answered(page);
+    const seen = await page.evaluate(() => window.lengths.size);
+    assert.ok(seen > 5, `the answer was drawn in ${seen} steps`);
+    await ask(page, "And about rivers?");
+    const figures = await page.locator("[data-test=figures]").last().innerText();
+    const hit = Number(/prompt [\d\u2009]+, ([\d\u2009]+) from cache/.exec(figures)?.[1]?.replace("\u2009", "") ?? 0);
+    assert.ok(hit > 100, figures);
+
+    // Sliders say what they would do while they move, refuse what the model does not fit in, and apply the rest.
+    await show(page, "overview");
+    const told = page.locator("[data-test=consequence]");
+    const cache = page.getByRole("slider", { name: "Prompt cache in memory" });
+    await cache.focus();
+    await page.keyboard.press("Home");
+    await told.getByText(/moves \d+\scached conversations? .* out of memory/).waitFor();
+    await picture(page, "first-demotes");
+    await page.getByRole("button", { name: "Reset" }).click();
+    await page.getByRole("slider", { name: "Memory budget" }).focus();
+    await page.keyboard.press("Home");
+    await told.getByText(/The loaded model would not fit: \d+\.\d\sGB short/).waitFor();
+    assert.equal(await page.getByRole("button", { name: "Apply" }).isDisabled(), true);
+    await picture(page, "first-refused");
+    await page.getByRole("button", { name: "Reset" }).click();
+    await page.getByRole("slider", { name: "Requests at once" }).focus();
+    await page.keyboard.press("ArrowRight");
+    await page.getByRole("button", { name: "Apply" }).click();
+    await page.getByRole("button", { name: "Apply" }).waitFor({ state: "detached" });
+    assert.equal((await (await fetch(`${server.url}/stats`)).json()).max_rows, 3);
+
+    // The hit is on the page of the cache as well.
+    await show(page, "cache");
+    await page.waitForFunction((least) => Number(document.querySelector("[data-test=tokens-saved]")?.textContent?.replace(/\D/g, "") ?? 0) >= least, hit);
+
+    await show(page, "overview");
+    await page.locator("[data-test=in-memory]").getByRole("button", { name: /^Unload/ }).click();
+    await said("No model").waitFor();
+    await page.locator("[data-test=in-memory]").waitFor({ state: "detached" });
+    await page.waitForFunction(async () => (await (await fetch("/stats")).json()).memory.ledger.weights === 0);
+    await picture(page, "first-unloaded");
+    assert.deepEqual(page.complaints, []);
+  } finally {
+    await page.finish();
+    await server.stop();
+    await models.stop();
+  }
+});
+
+test("after a kill nothing is loaded, the page says why, and one click goes on", async () => {
+  const golden = new URL("../goldens/llama-q4", import.meta.url).pathname;
+  const first = await real({ models: { tiny: golden, other: golden }, model: false });
+  try {
+    const headers = { authorization: `Bearer ${first.token}`, "content-type": "application/json" };
+    const loads = await fetch(`${first.url}/api/hearth/models/load`, { method: "POST", headers, body: JSON.stringify({ model: "tiny" }) });
+    assert.ok(loads.ok, await loads.text());
+    const record = () => readFile(join(first.env.HEARTH_HOME, "running.json"), "utf8").then((text) => text, () => "");
+    await until("the record of the model", async () => (await record()).includes("tiny"));
+    const server = await first.crash();
+    const page = await open(server, chrome);
+    const why = page.getByText(/was killed or crashed (with|while it loaded) tiny/).first();
+    await why.waitFor();
+    await picture(page, "unclean");
+    // Until a person has started something, no request does.
+    const asks = await fetch(`${server.url}/v1/completions`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ model: "other", prompt: "a", max_tokens: 1 }) });
+    assert.equal(asks.status, 404);
+    await page.getByRole("button", { name: "Start tiny again" }).click();
+    await page.locator("[data-test=in-memory]").getByText("tiny").waitFor();
+    await why.waitFor({ state: "detached" });
+    assert.deepEqual(page.complaints, []);
+    await page.finish();
+  } finally {
+    await first.stop();
   }
 });

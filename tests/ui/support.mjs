@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
-import { mkdtemp, mkdir, readFile, rm } from "node:fs/promises";
+import { cp, mkdtemp, mkdir, readFile, rm } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -46,7 +46,12 @@ async function start(command, args, env, ready) {
     await ended;
     clearTimeout(timer);
   };
-  return { url: told("listening on "), told, stop, pid: child.pid };
+  /** As a crash does. */
+  const kill = async () => {
+    child.kill("SIGKILL");
+    await ended;
+  };
+  return { url: told("listening on "), told, stop, kill, pid: child.pid };
 }
 
 /** The server with a pretended model. */
@@ -61,25 +66,44 @@ export async function scripted() {
   return { ...server, token, stop };
 }
 
-/** `hearth serve` with the starter model, or with none. */
-export async function real({ model = true, args = [], more = {} } = {}) {
+/** `hearth serve` with the starter model, or with none; `models` are folders by their names in its home. */
+export async function real({ model = true, models = {}, args = [], more = {} } = {}) {
   const dir = await mkdtemp(join(tmpdir(), "hearth-ui-"));
   for (const name of ["home", "user", "hub"]) await mkdir(join(dir, name));
+  for (const [name, folder] of Object.entries(models)) await cp(folder, join(dir, "home/models", name), { recursive: true });
   const env = { HEARTH_HOME: join(dir, "home"), HOME: join(dir, "user"), HF_HUB_CACHE: join(dir, "hub"), ...more };
-  const command = ["serve", ...(model ? [program("HEARTH_STARTER")] : []), "--port", "0", ...args];
-  const server = await start(program("HEARTH_BIN"), command, env, model ? "ready: " : "no model is loaded");
-  const record = JSON.parse(await readFile(join(dir, "home", "server.json"), "utf8"));
+  const begin = async (command, ready) => {
+    const server = await start(program("HEARTH_BIN"), [...command, "--port", "0", ...args], env, ready);
+    const record = JSON.parse(await readFile(join(dir, "home", "server.json"), "utf8"));
+    return { ...server, token: record.token };
+  };
+  let server = await begin(["serve", ...(model ? [program("HEARTH_STARTER")] : [])], model ? "ready: " : "no model is loaded");
+  /** Ends it as a crash does, and starts the next one. */
+  const crash = async () => {
+    await server.kill();
+    server = await begin(["serve"], "no model is loaded: ");
+    return server;
+  };
   const stop = async () => {
     await server.stop();
     await rm(dir, { recursive: true, force: true });
   };
-  return { ...server, token: record.token, env, stop };
+  return { ...server, env, crash, stop };
 }
 
 /** A model hub on this machine, with tiny models that come slowly enough to be watched. */
-export async function hub() {
-  const server = await start(program("HEARTH_HUB"), ["--rate", "400000"], {}, "http://");
+export async function hub(args = ["--rate", "100000"]) {
+  const server = await start(program("HEARTH_HUB"), args, {}, "http://");
   return { ...server, url: `http://${server.told("http://")}` };
+}
+
+/** Waits until something is so. */
+export async function until(what, so) {
+  const end = Date.now() + PATIENCE;
+  while (!(await so())) {
+    assert.ok(Date.now() < end, `waited ${PATIENCE / 1000} s for ${what}`);
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
 }
 
 /** A link that lets a browser in. */

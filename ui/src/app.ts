@@ -92,8 +92,10 @@ export class App extends Part {
 
   private away() {
     if (store.link !== "lost") return nothing;
+    if (store.restarting)
+      return html`<div class="notice" role="status" style="margin:12px 24px 0"><span><span class="sign">Restarting:</span> The server is back in a moment.</span></div>`;
     return html`<div class="notice bad" role="alert" style="margin:12px 24px 0">
-      <span><span class="sign">Offline:</span> The server does not answer. This page connects again by itself; start the server with <code>hearth serve</code>.</span>
+      <span><span class="sign">Offline:</span> The server does not answer. This page connects again by itself once it runs: ${store.desktop ? "open Hearth" : html`<code>hearth serve</code>`}.</span>
     </div>`;
   }
 }

@@ -10,6 +10,13 @@ declare global {
   }
 }
 
+// Where the locale is `C`, WebKit gives that as the language, and the chart's library fails on it.
+try {
+  new Intl.NumberFormat(navigator.language);
+} catch {
+  Object.defineProperty(navigator, "language", { value: "en-US" });
+}
+
 window.hearthEvents = () => store.events;
 store.connect();
 

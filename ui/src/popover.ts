@@ -4,9 +4,9 @@
 import { html, nothing } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { get, post, sentence } from "./lib/api";
-import { bytes, shortModel, speed } from "./lib/format";
+import { bytes, counted, shortModel, speed } from "./lib/format";
 import { CATEGORIES, parts } from "./lib/ledger";
-import { Watch, condition, store, totalSpeed } from "./lib/store";
+import { Watch, condition, inMemory, store, totalSpeed } from "./lib/store";
 import { Part } from "./parts/element";
 import "./parts/copy-button";
 
@@ -58,7 +58,7 @@ export class Popover extends Part {
         <span class="quiet cut end">${now.model ? now.word : ""}</span></div>
       ${store.health?.status === "loading" ? html`<progress max="100" .value=${store.health.percent} aria-label="Load progress"></progress>` : nothing}
       ${now.detail ? html`<p class="small quiet clamp">${now.detail}</p>` : nothing}
-      <div class="row">${this.action()}<span class="end quiet">${rate > 0 ? speed(rate) : ""}</span></div>
+      <div class="row">${this.action()}<span class="end quiet cut">${rate > 0 ? speed(rate) : this.others()}</span></div>
       ${this.error ? html`<p class="small bad clamp" role="alert">${this.error}</p>` : nothing}
       <hr />${this.memory()}<hr />
       <div class="row"><code class="cut grow">${address}</code><copy-button .text=${address} what="the address"></copy-button></div>
@@ -67,9 +67,16 @@ export class Popover extends Part {
     </main>`;
   }
 
+  /** How many more models are in memory than the one that is shown. */
+  private others() {
+    const more = inMemory().length - 1;
+    return more > 0 ? `and ${counted(more, "other model")} in memory` : "";
+  }
+
   private action() {
     const { health } = store;
-    if (health?.status === "ready") return html`<button ?disabled=${this.busy} @click=${() => void this.act("/api/hearth/models/unload", { model: health.model })}>Unload</button>`;
+    const busy = inMemory().some((m) => health?.status === "ready" && m.id === health.model && m.requests > 0);
+    if (health?.status === "ready") return html`<button ?disabled=${this.busy || busy} @click=${() => void this.act("/api/hearth/models/unload", { model: health.model })}>Unload</button>`;
     if (health?.status === "empty" || health?.status === "failed") return html`<a class="button" href="/#/models" target="_blank" rel="noopener">Choose a model</a>`;
     return nothing;
   }

@@ -181,6 +181,11 @@ impl Host {
         &self.recorder
     }
 
+    /// The port in use.
+    pub fn port(&self) -> u16 {
+        self.record.port
+    }
+
     /// The key of the admin routes.
     pub fn token(&self) -> Option<&str> {
         self.record.token.as_deref()

@@ -28,6 +28,11 @@ pub fn why(unclean: &Unclean) -> String {
     )
 }
 
+/// What finds the model that was in memory, where the record names one.
+pub fn model(unclean: &Unclean) -> Option<String> {
+    Some(unclean.last.model.clone()).filter(|model| !model.is_empty())
+}
+
 /// What was running, how it ended, and what it had.
 pub fn what_happened(unclean: &Unclean) -> String {
     let last = &unclean.last;

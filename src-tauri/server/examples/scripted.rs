@@ -13,8 +13,8 @@ use hearth_core::{Backend, EngineError, GenerateRequest, Limits, LimitsPreview};
 use hearth_server::logs::LogRing;
 use hearth_server::settings::Settings;
 use hearth_server::testing::{ScriptedBackend, Step, model};
-use hearth_server::{ServerConfig, bind, serve};
-use std::sync::atomic::{AtomicU64, Ordering};
+use hearth_server::{CommandStatus, Desktop, DesktopStatus, ServerConfig, bind, serve};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use tracing_subscriber::Layer;
@@ -24,7 +24,37 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 const TOKEN: &str = "scripted-admin-token";
 const WEIGHTS: u64 = 8_200_000_000;
+/// Of these, a second model's.
+const SMALL: u64 = 400_000_000;
 const RESERVE: u64 = 768_000_000;
+
+/// An app around the server that does nothing.
+#[derive(Default)]
+struct Around {
+    linked: AtomicBool,
+}
+
+impl Desktop for Around {
+    fn status(&self) -> DesktopStatus {
+        let installed = self.linked.load(Ordering::Relaxed);
+        let command = CommandStatus { installed, link: "/usr/local/bin/hearth".into() };
+        DesktopStatus { login_item: true, command: Some(command) }
+    }
+
+    fn set_launch_at_login(&self, on: bool) -> Result<(), String> {
+        match on {
+            true => Err("the login item is not allowed; allow it in System Settings, General, Login Items".into()),
+            false => Ok(()),
+        }
+    }
+
+    fn install_command(&self) -> Result<(), String> {
+        self.linked.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn restart(&self) {}
+}
 
 /// A scripted engine with the memory of a real one.
 struct Pretended {
@@ -120,7 +150,7 @@ impl Backend for Pretended {
             prefilled: 812,
             generated: (self.started.elapsed().as_millis() / 25) as usize % 10_000,
             tokens_per_s: 41.7,
-            ..RowStats::default()
+            model: "mlx-community/Qwen3-14B-4bit".into(),
         });
         let hits = requests.saturating_sub(1);
         let ram = RamCacheStats {
@@ -146,14 +176,23 @@ impl Backend for Pretended {
         let model = self.script.stats().model.map(|model| ModelStats {
             model_type: "qwen3".into(),
             load_s: 2.4,
-            weights: WEIGHTS,
+            weights: WEIGHTS - SMALL,
             requests: active,
             ..model
         });
+        let small = ModelStats {
+            id: "mlx-community/Qwen3-0.6B-4bit".into(),
+            model_type: "qwen3".into(),
+            context: 40_960,
+            load_s: 0.6,
+            weights: SMALL,
+            pinned: true,
+            ..ModelStats::default()
+        };
         Stats {
             version: hearth_core::stats::STATS_VERSION,
             uptime_s: self.started.elapsed().as_secs_f64(),
-            models: model.iter().cloned().collect(),
+            models: model.iter().cloned().chain([small]).collect(),
             model,
             rows: rows.collect(),
             waiting: 0,
@@ -277,7 +316,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(home) => Settings::open(&std::path::Path::new(&home).join("settings.toml"))?,
         None => Settings::default(),
     };
-    let config = ServerConfig { port, admin_token: Some(TOKEN.into()), logs, settings, ..ServerConfig::default() };
+    let desktop: Option<Arc<dyn Desktop>> = Some(Arc::new(Around::default()));
+    let config =
+        ServerConfig { port, admin_token: Some(TOKEN.into()), logs, settings, desktop, ..ServerConfig::default() };
     let bound = bind(config).await?;
     println!("listening on {}", bound.url());
     println!("admin token {TOKEN}");

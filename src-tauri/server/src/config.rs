@@ -1,12 +1,15 @@
 //! What the server can be told before it starts, and why it may refuse to start.
 
+use crate::desktop::Desktop;
 use crate::logs::LogRing;
+use crate::session::Sessions;
 use crate::settings::Settings;
 use hearth_library::download::DownloadManager;
 use hearth_library::learned::Log;
 use hearth_library::scan::Places;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Where measurements are kept, and which of them count.
@@ -41,6 +44,8 @@ pub struct ServerConfig {
     pub admin_token: Option<String>,
     /// What `/health` says beside `empty`: why no model was loaded.
     pub notice: Option<String>,
+    /// And what finds the model that was in memory then.
+    pub last_model: Option<String>,
     /// What was measured on this machine, for `fit`.
     pub learning: Option<Learning>,
     /// Downloads models; without it those routes say that there are none.
@@ -53,6 +58,10 @@ pub struct ServerConfig {
     pub models_toml: Option<PathBuf>,
     /// The last log lines.
     pub logs: LogRing,
+    /// Browsers that were let in; whoever starts a server anew hands them on.
+    pub sessions: Sessions,
+    /// The app around the server, where there is one.
+    pub desktop: Option<Arc<dyn Desktop>>,
     /// A stream that was silent this long gets a comment, so that clients do not time out.
     pub ping_interval: Duration,
     /// A stream's headers are sent when its row is admitted, and at the latest after this long.
@@ -77,12 +86,15 @@ impl Default for ServerConfig {
             keep_client_headers: false,
             admin_token: None,
             notice: None,
+            last_model: None,
             learning: None,
             downloads: None,
             places: Places::default(),
             settings: Settings::default(),
             models_toml: None,
             logs: LogRing::default(),
+            sessions: Sessions::default(),
+            desktop: None,
             ping_interval: Duration::from_secs(10),
             header_delay: Duration::from_secs(10),
             read_timeout: Duration::from_secs(60),

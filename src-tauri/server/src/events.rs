@@ -4,7 +4,9 @@
 //! A client that comes back with the number of its last event gets what it missed; one that missed more than the ring
 //! holds, or comes from another run of the server, starts with a snapshot.
 
+use crate::desktop::DesktopStatus;
 use crate::health::{Body, told};
+use crate::settings::Setting;
 use crate::state::AppState;
 use axum::extract::{RawQuery, State};
 use axum::http::HeaderMap;
@@ -81,6 +83,8 @@ struct Snapshot {
     requests: Value,
     machine: MachineMemory,
     history: Vec<MemorySample>,
+    /// Null for a server without the app around it.
+    desktop: Option<DesktopStatus>,
     version: &'static str,
 }
 
@@ -299,6 +303,7 @@ fn snapshot(state: &AppState) -> (u64, Bytes) {
         requests: state.inspector().list(),
         machine,
         history,
+        desktop: state.config().desktop.as_ref().map(|app| app.status()),
         version: env!("CARGO_PKG_VERSION"),
     };
     // Our own types always serialize: string keys, no foreign code.
@@ -371,6 +376,7 @@ pub(crate) async fn folders(state: AppState) {
 struct Known {
     stats: Option<Stats>,
     health: Option<Health>,
+    settings: Option<BTreeMap<String, Setting>>,
     machine: MachineMemory,
     machine_read: Option<Instant>,
     noted: Option<Instant>,
@@ -397,6 +403,12 @@ impl Known {
             self.noted = Some(Instant::now());
             hub.note(sample(&stats, &self.machine));
         }
+        // The app changes settings as well as the dashboard.
+        let settings = state.config().settings.all();
+        if heard && self.settings.as_ref().is_some_and(|old| *old != settings) {
+            hub.publish("settings", &json!({"settings": settings}));
+        }
+        self.settings = Some(settings);
         if !heard {
             return;
         }
@@ -406,9 +418,7 @@ impl Known {
             self.health = Some(health);
         }
         let of = |stats: &Stats| stats.models.iter().map(|m| (m.id.clone(), m.pinned)).collect::<BTreeSet<_>>();
-        if self.stats.as_ref().is_some_and(|old| of(old) != of(&stats)) {
-            hub.publish("models", &json!({}));
-        }
+        let moved = self.stats.as_ref().is_some_and(|old| of(old) != of(&stats));
         for action in stats.memory.guard.actions.iter().filter(|a| a.id > self.guard) {
             hub.publish("guard", action);
         }
@@ -416,6 +426,10 @@ impl Known {
         if self.stats.as_ref().is_none_or(|old| changed(old, &stats)) {
             hub.publish("stats", &stats);
             self.stats = Some(stats);
+        }
+        // After the figures, which say what is in memory.
+        if moved {
+            hub.publish("models", &json!({}));
         }
     }
 }

@@ -16,6 +16,9 @@ pub(crate) struct Body {
     /// Why no model is loaded, where there is something to say. A failed one has its own message.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<String>,
+    /// And what finds the model that was in memory then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_model: Option<String>,
 }
 
 /// `GET /health`: 200 once a model is ready; until then 503 with the load's progress.
@@ -36,7 +39,9 @@ pub(crate) async fn health(State(state): State<AppState>) -> Response {
 
 /// A state of health as clients see it.
 pub(crate) fn told(state: &AppState, health: Health) -> Body {
-    Body { message: state.config().notice.clone().filter(|_| health == Health::Empty), health }
+    let there = health == Health::Empty;
+    let said = |text: &Option<String>| text.clone().filter(|_| there);
+    Body { message: said(&state.config().notice), last_model: said(&state.config().last_model), health }
 }
 
 /// `GET /stats`.

@@ -24,6 +24,8 @@ const LONGEST: usize = 4096;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "ts", derive(ts_rs::TS))]
 pub struct LogLine {
+    /// Its number, higher than that of every line before it, also of an earlier run.
+    pub id: u64,
     /// Milliseconds since 1970.
     pub at: u64,
     /// `error`, `warn`, `info`, `debug` or `trace`.
@@ -40,8 +42,20 @@ pub struct LogRing(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    lines: Mutex<VecDeque<LogLine>>,
+    lines: Mutex<Lines>,
     news: broadcast::Sender<LogLine>,
+}
+
+#[derive(Debug)]
+struct Lines {
+    kept: VecDeque<LogLine>,
+    last: u64,
+}
+
+impl Default for Lines {
+    fn default() -> Self {
+        Lines { kept: VecDeque::new(), last: now_ms().saturating_mul(1000) }
+    }
 }
 
 impl Default for LogRing {
@@ -51,21 +65,22 @@ impl Default for LogRing {
 }
 
 impl LogRing {
-    fn push(&self, line: LogLine) {
+    fn push(&self, mut line: LogLine) {
         let mut lines = self.0.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.len() == KEPT {
-            lines.pop_front();
+        lines.last += 1;
+        line.id = lines.last;
+        if lines.kept.len() == KEPT {
+            lines.kept.pop_front();
         }
-        lines.push_back(line.clone());
-        drop(lines);
-        // Nobody has to listen.
+        lines.kept.push_back(line.clone());
+        // Under the lock, so that lines are told in their order. Nobody has to listen.
         let _ = self.0.news.send(line);
     }
 
     /// The last lines, oldest first.
     pub fn last(&self, count: usize) -> Vec<LogLine> {
         let lines = self.0.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        lines.iter().skip(lines.len().saturating_sub(count)).cloned().collect()
+        lines.kept.iter().skip(lines.kept.len().saturating_sub(count)).cloned().collect()
     }
 }
 
@@ -83,7 +98,7 @@ impl<S: Subscriber> Layer<S> for LogRing {
             message.truncate(message.floor_char_boundary(LONGEST));
         }
         let level = meta.level().as_str().to_ascii_lowercase();
-        self.push(LogLine { at: now_ms(), level, target: meta.target().to_owned(), message });
+        self.push(LogLine { id: 0, at: now_ms(), level, target: meta.target().to_owned(), message });
     }
 }
 

@@ -94,13 +94,15 @@ pub(crate) async fn load(
     JsonObject(body): JsonObject,
 ) -> Result<(StatusCode, Json<Value>), ServerError> {
     let name = named(&body, &["model"])?;
-    let backend = state.backend().clone();
+    let (backend, told) = (state.backend().clone(), state.clone());
     let wanted = name.clone();
     // It goes on when the client is gone.
     let mut load = tokio::spawn(async move {
         let loaded = backend.load_model(&wanted).await;
         if let Err(error) = &loaded {
             tracing::warn!(%error, "a model is not loaded");
+            // With another model in memory `/health` goes on being about that one.
+            told.events().publish("load_failed", &json!({"model": wanted, "message": error.to_string()}));
         }
         loaded
     });

@@ -4,7 +4,7 @@ use crate::body::drain;
 use crate::error::ServerError;
 use crate::state::AppState;
 use crate::{
-    admin, connect, downloads, events, fit, health, inspector, limits, logs, models_admin, openai, safety, session,
+    admin, connect, desktop, downloads, events, fit, health, inspector, limits, logs, models_admin, openai, safety, session,
     settings, ui,
 };
 use axum::Router;
@@ -53,6 +53,8 @@ pub(crate) fn routes() -> Router<AppState> {
         .route("/api/hearth/logs", get(logs::logs))
         .route("/api/hearth/connect", get(connect::overview))
         .route("/api/hearth/connect/test", post(connect::test))
+        .route("/api/hearth/desktop/command", post(desktop::command))
+        .route("/api/hearth/desktop/restart", post(desktop::restart))
         .route("/", get(ui::page))
         .route("/popover", get(ui::page))
         .route("/favicon.ico", get(ui::favicon))

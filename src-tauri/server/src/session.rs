@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::io::Read;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq;
 
@@ -28,9 +28,12 @@ struct Secret {
     until: Instant,
 }
 
-/// Tickets that were not used yet, and sessions.
+/// Tickets that were not used yet, and sessions; cheap to clone.
+#[derive(Clone, Default)]
+pub struct Sessions(Arc<Secrets>);
+
 #[derive(Default)]
-pub(crate) struct Sessions {
+struct Secrets {
     tickets: Mutex<Vec<Secret>>,
     sessions: Mutex<Vec<Secret>>,
 }
@@ -41,20 +44,20 @@ impl Sessions {
     /// # Errors
     /// When the system has no random bytes.
     fn ticket(&self) -> Result<String, ServerError> {
-        add(&self.tickets, TICKET_LIFE)
+        add(&self.0.tickets, TICKET_LIFE)
     }
 
     /// The session that a ticket is good for; the ticket is used up.
     fn redeem(&self, ticket: &str) -> Result<Option<String>, ServerError> {
-        if !take(&self.tickets, ticket) {
+        if !take(&self.0.tickets, ticket) {
             return Ok(None);
         }
-        add(&self.sessions, SESSION_LIFE).map(Some)
+        add(&self.0.sessions, SESSION_LIFE).map(Some)
     }
 
     /// Whether the cookies hold a session, which then lives on.
     fn holds(&self, cookies: &HeaderMap, name: &str) -> bool {
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let mut found = false;
         for given in values(cookies, name) {
@@ -70,7 +73,7 @@ impl Sessions {
 
     fn end(&self, cookies: &HeaderMap, name: &str) {
         for given in values(cookies, name) {
-            take(&self.sessions, given);
+            take(&self.0.sessions, given);
         }
     }
 }

@@ -47,6 +47,8 @@ pub struct Setting {
     pub from: Origin,
     /// Whether a change takes effect only at the next start.
     pub at_next_start: bool,
+    /// Whether it was changed since the start, and what runs goes by the old value.
+    pub pending: bool,
 }
 
 /// Why settings cannot be read or changed.
@@ -100,6 +102,8 @@ struct State {
     given: BTreeMap<String, (Value, Origin)>,
     /// What was changed since the start over something given.
     changed: BTreeMap<String, Value>,
+    /// The values that what runs goes by, where only a start takes new ones.
+    started: BTreeMap<&'static str, Value>,
 }
 
 impl Settings {
@@ -132,6 +136,13 @@ impl Settings {
     /// Notes what a flag or a variable says.
     pub fn give(&self, name: &str, value: Value, from: Origin) {
         self.state().given.insert(name.to_owned(), (value, from));
+    }
+
+    /// What runs now goes by the values as they are.
+    pub(crate) fn take_effect(&self) {
+        let mut state = self.state();
+        let later = SPECS.iter().filter(|spec| spec.at_next_start);
+        state.started = later.map(|spec| (spec.name, state.read(spec).value)).collect();
     }
 
     /// A setting's value now, null when it is the default.
@@ -210,7 +221,8 @@ impl State {
         } else {
             (spec.default_value(), Origin::Default)
         };
-        Setting { value, from, at_next_start }
+        let pending = self.started.get(spec.name).is_some_and(|started| *started != value);
+        Setting { value, from, at_next_start, pending }
     }
 }
 

@@ -36,7 +36,6 @@ struct Shared {
     transcripts: Arc<Transcripts>,
     events: Hub,
     inspector: Inspector,
-    sessions: Sessions,
     /// Where the server listens, once it does.
     address: OnceLock<SocketAddr>,
     /// Rendering and tokenizing take a whole core each: no more of them at once than there are cores.
@@ -50,6 +49,7 @@ impl AppState {
     /// The state of a server with this backend.
     pub fn new(config: ServerConfig, backend: Arc<dyn Backend>) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, |n| n.get());
+        config.settings.take_effect();
         let inspector = Inspector::default();
         inspector.switch(config.settings.switch("inspector", true));
         AppState(Arc::new(Shared {
@@ -60,7 +60,6 @@ impl AppState {
             transcripts: Arc::default(),
             events: Hub::default(),
             inspector,
-            sessions: Sessions::default(),
             address: OnceLock::new(),
             preparing: Arc::new(Semaphore::new(cores)),
             stop: watch::Sender::new(false),
@@ -113,7 +112,7 @@ impl AppState {
 
     /// Browsers that were let in.
     pub(crate) fn sessions(&self) -> &Sessions {
-        &self.0.sessions
+        &self.0.config.sessions
     }
 
     /// What was generated lately.

@@ -9,6 +9,8 @@ export interface Message {
   /** Why an answer ended, or what went wrong. */
   end?: "stop" | "length" | "stopped" | "error";
   error?: string;
+  /** The model that answered. */
+  model?: string;
   usage?: { prompt: number; cached: number; answer: number };
   speed?: number;
   first_s?: number;
@@ -17,6 +19,8 @@ export interface Message {
 /** How answers are made; what is undefined is the model's own. */
 export interface Options {
   system: string;
+  /** One of several models; without it the one that was used last answers. */
+  model?: string;
   temperature?: number;
   top_p?: number;
   max_tokens?: number;
@@ -79,10 +83,10 @@ export function title(text: string): string {
 
 /** The request of a conversation as it stands, without its last answer if that is empty. */
 export function request(chat: Chat): Record<string, unknown> {
-  const { system, temperature, top_p, max_tokens, seed } = chat.options;
+  const { system, model, temperature, top_p, max_tokens, seed } = chat.options;
   const messages: { role: string; content: string }[] = chat.messages
     .filter((m) => m.role === "user" || m.text !== "")
     .map((m) => ({ role: m.role, content: m.text }));
   if (system.trim() !== "") messages.unshift({ role: "system", content: system });
-  return { messages, temperature, top_p, max_tokens, seed, stream: true, stream_options: { include_usage: true } };
+  return { model, messages, temperature, top_p, max_tokens, seed, stream: true, stream_options: { include_usage: true } };
 }

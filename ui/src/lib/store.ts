@@ -4,11 +4,11 @@ import type { ReactiveController, ReactiveControllerHost } from "lit";
 import { get } from "./api";
 import type { Download } from "../types/download";
 import type {
-  GuardAction, Health, LogLine, MachineMemory, MemorySample, RequestSummary, Setting, Stats,
+  DesktopStatus, GuardAction, Health, LogLine, MachineMemory, MemorySample, ModelStats, RequestSummary, Setting, Stats,
 } from "../types/hearth";
 
 /** A state of health, with why no model is loaded where there is something to say. */
-export type Told = Health & { message?: string };
+export type Told = Health & { message?: string; last_model?: string };
 
 export type Link = "connecting" | "open" | "lost" | "signed_out";
 
@@ -20,6 +20,7 @@ interface Snapshot {
   requests: { on: boolean; requests: RequestSummary[] };
   machine: MachineMemory;
   history: MemorySample[];
+  desktop: DesktopStatus | null;
   version: string;
 }
 
@@ -40,8 +41,14 @@ class Store {
   requests: RequestSummary[] = [];
   machine: MachineMemory | undefined;
   history: MemorySample[] = [];
+  /** What the app around the server can do; null: there is none. */
+  desktop: DesktopStatus | null = null;
+  /** Somebody asked for a new start: the server is away for a moment. */
+  restarting = false;
   version = "";
   logs: LogLine[] = [];
+  /** Why the last load came to nothing. */
+  loadError: { model: string; message: string } | undefined;
   /** Raised when the list of models on disk may have changed. */
   models = 0;
   /** Events since the page was opened, for tests of how many there are. */
@@ -105,6 +112,10 @@ class Store {
       this.downloads.set(download.id, download);
       this.tell("downloads");
     });
+    on<{ model: string; message: string }>("load_failed", (failed) => {
+      this.loadError = failed;
+      this.tell("models");
+    });
     on("models", () => {
       this.models += 1;
       this.tell("models");
@@ -122,10 +133,17 @@ class Store {
       this.tell("requests");
     });
     on<LogLine>("log", (line) => {
-      this.logs.push(line);
-      if (this.logs.length > LOGS) this.logs.splice(0, this.logs.length - LOGS);
+      this.noteLogs([line]);
       this.tell("log");
     });
+  }
+
+  /** Adds lines; those that are known stay single. */
+  noteLogs(lines: LogLine[]) {
+    const last = this.logs.at(-1)?.id ?? 0;
+    if (lines.every((line) => line.id > last)) this.logs.push(...lines);
+    else this.logs = [...new Map([...this.logs, ...lines].map((line) => [line.id, line])).values()].sort((a, b) => a.id - b.id);
+    if (this.logs.length > LOGS) this.logs.splice(0, this.logs.length - LOGS);
   }
 
   /** The stream ended for good: either this browser was not let in, or the server is away. */
@@ -148,6 +166,8 @@ class Store {
     this.requests = s.requests.requests;
     this.machine = s.machine;
     this.history = s.history;
+    this.desktop = s.desktop;
+    this.restarting = false;
     this.version = s.version;
     this.downloads = new Map(s.downloads.map((d) => [d.id, d]));
     this.models += 1;
@@ -180,6 +200,11 @@ class Store {
   }
 }
 
+/** The models in memory, the one that was used last first. */
+export function inMemory(): ModelStats[] {
+  return store.stats?.models ?? [];
+}
+
 export const store = new Store();
 
 /** Renders its host again when one of the topics changes, at most once a frame. */
@@ -210,6 +235,7 @@ export class Watch implements ReactiveController {
 /** What the server does, in a word and a sentence. */
 export function condition(): { word: string; tone: "good" | "warn" | "bad" | "quiet"; model?: string; detail: string } {
   const { health, stats, link } = store;
+  if (link === "lost" && store.restarting) return { word: "Restarting", tone: "quiet", detail: "The server is back in a moment." };
   if (link === "lost") return { word: "Offline", tone: "bad", detail: "The server does not answer. This page connects again by itself." };
   if (!health || !stats) return { word: "Connecting", tone: "quiet", detail: "Waiting for the server." };
   switch (health.status) {

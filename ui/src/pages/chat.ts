@@ -6,13 +6,14 @@ import { sentence, stream } from "../lib/api";
 import { newChat, presets, request, saveChats, savePresets, title, chats, type Chat, type Message, type Options, type Preset } from "../lib/chats";
 import { count, shortModel, speed, time } from "../lib/format";
 import { render as markdown } from "../lib/markdown";
-import { Watch, condition, store } from "../lib/store";
+import { Watch, condition, inMemory, store } from "../lib/store";
 import { Part } from "../parts/element";
 import { icon } from "../parts/icons";
 import "../parts/copy-button";
 import { question } from "../parts/dialog";
 
 interface Chunk {
+  model?: string;
   choices?: { delta?: { content?: string | null; reasoning_content?: string | null }; finish_reason?: string | null }[];
   usage?: { prompt_tokens: number; completion_tokens: number; prompt_tokens_details?: { cached_tokens?: number } } | null;
   timings?: { decode_tps: number; ttft_ms: number };
@@ -35,7 +36,7 @@ export class ChatPage extends Part {
 
   constructor() {
     super();
-    new Watch(this, ["health", "link"]);
+    new Watch(this, ["health", "link", "models"]);
   }
 
   override connectedCallback() {
@@ -91,7 +92,8 @@ export class ChatPage extends Part {
     try {
       const body = { ...request({ ...chat, messages: chat.messages.slice(0, -1) }) };
       for await (const payload of stream("/v1/chat/completions", body, running.signal)) {
-        const { choices, usage, timings } = payload as Chunk;
+        const { choices, usage, timings, model } = payload as Chunk;
+        if (model) answer.model = model;
         const choice = choices?.[0];
         const text = choice?.delta?.content;
         const thought = choice?.delta?.reasoning_content;
@@ -165,6 +167,7 @@ export class ChatPage extends Part {
   private option(name: keyof Options, text: string) {
     const options = this.chat.options as unknown as Record<string, unknown>;
     if (name === "system") options[name] = text;
+    else if (name === "model") options[name] = text || undefined;
     else if (text.trim() === "" || Number.isNaN(Number(text))) delete options[name];
     else options[name] = Number(text);
     if (this.chat.messages.length > 0) this.save();
@@ -174,7 +177,7 @@ export class ChatPage extends Part {
   override render() {
     const { chat } = this;
     const state = condition();
-    const able = store.health?.status === "ready" && store.link === "open";
+    const able = (store.health?.status === "ready" || inMemory().length > 0) && store.link === "open";
     const toggle = (pane: "talks" | "options") => () => (this.pane = this.pane === pane ? "" : pane);
     return html`<div class="chat">
       <aside class=${this.pane === "talks" ? "open" : ""} aria-label="Conversations">${this.talks()}</aside>
@@ -245,7 +248,7 @@ export class ChatPage extends Part {
       return html`<li class="message user"><div class="who">You</div><div class="text"><p>${m.text}</p></div>
         <div class="after"><button class="plain" ?disabled=${!!this.running} @click=${() => (this.editing = i)} aria-label="Edit this message">Edit</button></div></li>`;
     }
-    return html`<li class="message" data-test="answer"><div class="who">${store.stats?.model ? shortModel(store.stats.model.id) : "Model"}</div>
+    return html`<li class="message" data-test="answer"><div class="who">${shortModel(m.model ?? store.stats?.model?.id ?? "Model")}</div>
       ${m.thinking ? html`<details class="thinking" ?open=${live && m.text === ""}><summary>Thinking</summary><p>${m.thinking}</p></details>` : nothing}
       <div class="text ${live ? "caret" : ""}">${m.text === "" && live && !m.thinking ? html`<p class="quiet">Reading the prompt</p>` : markdown(m.text)}</div>
       ${m.error ? html`<div class="notice bad" role="alert" style="margin-top:8px"><span class="grow break"><span class="sign">Error:</span> ${m.error}</span><copy-button .text=${m.error} what="details" wide></copy-button></div>` : nothing}
@@ -274,6 +277,7 @@ export class ChatPage extends Part {
         .value=${o[name] === undefined ? "" : String(o[name])} @change=${(e: Event) => this.option(name, (e.target as HTMLInputElement).value)} /></label>`;
     return html`<div class="stack">
       <h2>Options</h2>
+      ${this.models()}
       <label class="field"><span>Preset</span><select @change=${this.usePreset}><option value="">None</option>${this.presets.map((p) => html`<option value=${p.name}>${p.name}</option>`)}</select></label>
       <label class="field"><span>System prompt</span><textarea rows="5" .value=${o.system} @change=${(e: Event) => this.option("system", (e.target as HTMLTextAreaElement).value)}></textarea></label>
       ${number("temperature", "Temperature, 0 to 2", 0, 2, "0.1")} ${number("top_p", "Top-p, above 0 to 1", 0.01, 1, "0.01")}
@@ -281,6 +285,16 @@ export class ChatPage extends Part {
       <form class="row" @submit=${this.keepPreset}><input id="preset-name" type="text" maxlength="40" placeholder="Name" aria-label="Name of the preset" /><button type="submit">Save preset</button></form>
       ${this.presets.length > 0 ? html`<button class="link" style="justify-self:start" @click=${this.dropPreset}>Delete the chosen preset</button>` : nothing}
     </div>`;
+  }
+
+  /** Which of several models answers. */
+  private models() {
+    const chosen = this.chat.options.model ?? "";
+    const ids = inMemory().map((m) => m.id);
+    if (ids.length < 2 && chosen === "") return nothing;
+    const all = chosen === "" || ids.includes(chosen) ? ids : [chosen, ...ids];
+    return html`<label class="field"><span>Model</span><select @change=${(e: Event) => this.option("model", (e.target as HTMLSelectElement).value)}>
+      <option value="" ?selected=${chosen === ""}>The one used last</option>${all.map((id) => html`<option value=${id} ?selected=${id === chosen}>${shortModel(id)}</option>`)}</select></label>`;
   }
 
   private readonly usePreset = (event: Event) => {

@@ -5,7 +5,7 @@ import { customElement, state } from "lit/decorators.js";
 import { get, post, sentence } from "../lib/api";
 import { recipe, type Facts } from "../lib/clients";
 import { ms } from "../lib/format";
-import { Watch, store } from "../lib/store";
+import { Watch, inMemory, store } from "../lib/store";
 import type { Connect, ConnectClient, ConnectTest } from "../types/hearth";
 import { Part } from "../parts/element";
 import "../parts/copy-button";
@@ -21,7 +21,9 @@ export class ConnectPage extends Part {
 
   constructor() {
     super();
-    new Watch(this, ["health"]);
+    new Watch(this, ["health", "models", "link"], (topic) => {
+      if (topic === "link" && store.link === "open") void this.load();
+    });
   }
 
   override connectedCallback() {
@@ -69,7 +71,7 @@ export class ConnectPage extends Part {
       <section class="panel stack" aria-label="Address">
         <div class="row wrap"><span class="quiet">Base URL</span><code>${base}</code><copy-button .text=${base} what="the base URL"></copy-button>
           <span class="quiet">${info.key_required ? "An API key is required." : "Any API key is accepted."} ${info.lan ? "Other machines on the network can reach it." : "Only programs on this computer can reach it."}</span></div>
-        ${store.health?.status === "ready" ? nothing : notice("warn", html`No model is loaded: clients get an error until one is. <a href="#/models">Choose a model</a>`, "Note")}
+        ${this.without()}
       </section>
       <div class="connect">
         <nav class="panel flush" aria-label="Clients"><ul class="talks" style="padding:8px">
@@ -81,6 +83,14 @@ export class ConnectPage extends Part {
       </div>
       <p class="small quiet">Cursor calls models from its own servers, which cannot reach this computer: it cannot use Hearth.</p>
     </div>`;
+  }
+
+  /** What clients meet while nothing is in memory. */
+  private without() {
+    const { health } = store;
+    if (inMemory().length > 0 || health?.status !== "empty") return nothing;
+    const what = health.message ? "clients get an error until one is" : "the first request waits until the model that it names is";
+    return notice("warn", html`No model is in memory: ${what}. <a href="#/models">Choose a model</a>`, "Note");
   }
 
   private pick(c: ConnectClient) {

@@ -22,7 +22,10 @@ export class Logs extends Part {
 
   constructor() {
     super();
-    new Watch(this, ["log"]);
+    new Watch(this, ["log", "link"], (topic) => {
+      // What was said while the server was out of reach.
+      if (topic === "link" && store.link === "open") void this.load();
+    });
   }
 
   override connectedCallback() {
@@ -34,7 +37,7 @@ export class Logs extends Part {
     this.error = undefined;
     try {
       const { lines } = await get<{ lines: LogLine[] }>("/api/hearth/logs?lines=1000");
-      store.logs = lines;
+      store.noteLogs(lines);
       this.read = true;
       this.requestUpdate();
     } catch (error) {

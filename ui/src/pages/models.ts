@@ -4,7 +4,7 @@ import { html, nothing } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { ApiError, call, get, post } from "../lib/api";
 import { bytes, count, parameters, rate, speed, time } from "../lib/format";
-import { Watch, store } from "../lib/store";
+import { Watch, inMemory, store } from "../lib/store";
 import type { Download } from "../types/download";
 import { Part } from "../parts/element";
 import "../parts/copy-button";
@@ -48,7 +48,7 @@ export class Models extends Part {
 
   constructor() {
     super();
-    new Watch(this, ["downloads", "health"]);
+    new Watch(this, ["downloads", "health", "stats"]);
     new Watch(this, ["models"], () => {
       void this.load();
       void this.loadCatalogue();
@@ -57,7 +57,8 @@ export class Models extends Part {
 
   override connectedCallback() {
     super.connectedCallback();
-    void this.load();
+    // Before the stream is there: its first event brings the list along.
+    if (store.link === "open") void this.load();
     void this.loadCatalogue();
   }
 
@@ -84,6 +85,7 @@ export class Models extends Part {
   private async act(what: string, work: () => Promise<unknown>) {
     this.busy = what;
     this.error = undefined;
+    store.loadError = undefined;
     try {
       await work();
     } catch (error) {
@@ -122,7 +124,7 @@ export class Models extends Part {
   override render() {
     return html`<div class="page">
       <header><h1>Models</h1></header>
-      ${failure(this.error)}
+      ${failure(this.error ?? (store.loadError && new Error(`${store.loadError.model} is not loaded: ${store.loadError.message}`)))}
       ${this.downloads()} ${this.onDisk()} ${this.catalogueList()} ${this.hub()}
       ${this.removing ? this.removalDialog(this.removing.model, this.removing.removal) : nothing}
     </div>`;
@@ -156,14 +158,14 @@ export class Models extends Part {
 
   private onDisk() {
     const { items, error, absent } = this.disk;
-    const loaded = store.health?.status === "ready" ? store.health.model : undefined;
+    const elsewhere = inMemory().filter((m) => !items?.some((i) => i.id === m.id));
     let content;
     if (absent) content = this.loadedOnly();
     else if (error) content = html`<div style="padding:12px 16px">${failure(error, () => void this.load())}</div>`;
     else if (!items) content = html`<p class="empty">Looking for models.</p>`;
-    else if (items.length === 0 && !loaded)
+    else if (items.length === 0 && elsewhere.length === 0)
       content = html`<div class="empty"><h3>No models on this computer yet</h3><p>Take one from the catalogue below; each says whether it fits.</p></div>`;
-    else content = html`<ul class="list" data-test="on-disk">${loaded && !items.some((m) => m.id === loaded) ? this.elsewhere(loaded) : nothing}${items.map((m) => this.model(m))}</ul>`;
+    else content = html`<ul class="list" data-test="on-disk">${elsewhere.map((m) => this.elsewhere(m.id))}${items.map((m) => this.model(m))}</ul>`;
     return html`<section class="panel flush" aria-labelledby="disk-h"><header><h2 id="disk-h">On disk</h2></header>${content}
       ${this.away.length > 0 ? html`<p class="small quiet" style="padding:0 16px 12px">Away now: ${this.away.join(", ")}. Connect the drive to see its models.</p>` : nothing}
     </section>`;
@@ -172,7 +174,7 @@ export class Models extends Part {
   /** A loaded model that was named by its folder. */
   private elsewhere(id: string) {
     return html`<li class="stack tight"><div class="row wrap"><strong class="break">${id}</strong><span class="tag good">Loaded</span>
-      <span class="row end"><button ?disabled=${!!this.busy} @click=${() => void this.act(`unload ${id}`, () => post("/api/hearth/models/unload", { model: id }))}>Stop</button></span></div>
+      <span class="row end"><button ?disabled=${!!this.busy} @click=${() => void this.act(`unload ${id}`, () => post("/api/hearth/models/unload", { model: id }))} aria-label=${`Unload ${id}`}>Unload</button></span></div>
       <p class="small quiet">From a folder of its own, outside of those that are looked in.</p></li>`;
   }
 
@@ -184,9 +186,10 @@ export class Models extends Part {
 
   private model(m: LibraryModel) {
     const health = store.health;
-    const loaded = health?.status === "ready" && health.model === m.id;
+    const now = inMemory().find((one) => one.id === m.id);
+    const busy = now !== undefined && now.requests > 0;
     const loading = health?.status === "loading" && health.model === m.id;
-    const state = m.problem ? "incomplete" : loading ? "loading" : loaded ? "loaded" : (m.state ?? "on_disk");
+    const state = m.problem ? "incomplete" : loading ? "loading" : now ? "loaded" : "on_disk";
     const word: Record<string, string> = { incomplete: "Incomplete", loading: "Loading", loaded: "Loaded", on_disk: "On disk" };
     const facts = [bytes(m.bytes), m.quantization, m.context ? `${count(m.context)} tokens` : null, ...(m.capabilities ?? [])].filter(Boolean);
     const start = () => void this.act(`load ${m.id}`, () => post("/api/hearth/models/load", { model: m.id }));
@@ -197,11 +200,12 @@ export class Models extends Part {
         <span class="tag ${state === "loaded" ? "good" : state === "incomplete" ? "warn" : ""}">${word[state] ?? state}</span>
         ${m.pinned ? html`<span class="tag">Pinned</span>` : nothing} ${fitTag(m.fit)}
         <span class="row end">
-          ${state === "loaded" ? html`<button @click=${stop} ?disabled=${!!this.busy}>Stop</button>` : nothing}
-          ${state === "on_disk" ? html`<button @click=${start} ?disabled=${!!this.busy}>${this.busy === `load ${m.id}` ? "Starting" : "Start"}</button>` : nothing}
-          ${state === "loaded" ? html`<button @click=${pin} ?disabled=${!!this.busy} aria-pressed=${m.pinned ? "true" : "false"}>${m.pinned ? "Unpin" : "Pin"}</button>` : nothing}
+          ${state === "loaded" ? html`<button @click=${stop} ?disabled=${!!this.busy || busy} title=${busy ? "Requests for it wait or run" : ""} aria-label=${`Unload ${m.id}`}>Unload</button>` : nothing}
+          ${state === "on_disk" ? html`<button @click=${start} ?disabled=${!!this.busy} aria-label=${`Start ${m.id}`}>${this.busy === `load ${m.id}` ? "Starting" : "Start"}</button>` : nothing}
+          ${state === "loaded" ? html`<button @click=${pin} ?disabled=${!!this.busy} aria-label=${`${m.pinned ? "Unpin" : "Pin"} ${m.id}`}>${m.pinned ? "Unpin" : "Pin"}</button>` : nothing}
           <button class="danger" @click=${() => void this.askRemoval(m.id)} ?disabled=${!!this.busy || state === "loaded" || state === "loading"} aria-label=${`Delete ${m.id}`}>Delete</button>
         </span></div>
+      ${loading ? html`<progress max="100" .value=${health.percent} aria-label=${`Load progress of ${m.id}`}></progress>` : nothing}
       <p class="small quiet break">${facts.join(" · ")}</p>
       ${m.problem ? html`<p class="small warn break">${m.problem}</p>` : nothing}
     </li>`;

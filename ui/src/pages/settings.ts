@@ -2,9 +2,10 @@
 
 import { html, nothing } from "lit";
 import { customElement, state } from "lit/decorators.js";
-import { put } from "../lib/api";
+import { live } from "lit/directives/live.js";
+import { post, put } from "../lib/api";
 import { Watch, store } from "../lib/store";
-import type { Origin, Setting } from "../types/hearth";
+import type { DesktopStatus, Origin, Setting } from "../types/hearth";
 import { Part } from "../parts/element";
 import "../parts/copy-button";
 import { failure } from "../parts/notice";
@@ -13,16 +14,20 @@ const FROM: Record<Origin, string> = {
   default: "the default", settings: "settings.toml", environment: "an environment variable", flag: "the command line", api: "set while running",
 };
 
+/** Settings that only a start takes, as the page calls them. */
+const NAMES: Record<string, string> = {
+  lan: "use from other machines", api_key_required: "asking for an API key", model_folders: "model folders", reserve: "memory reserve",
+};
+
 @customElement("page-settings")
 export class SettingsPage extends Part {
   @state() private error: { name: string; error: unknown } | undefined;
   @state() private busy = "";
-  @state() private restart = new Set<string>();
   @state() private showKey = false;
 
   constructor() {
     super();
-    new Watch(this, ["settings", "stats"]);
+    new Watch(this, ["settings", "stats", "link"]);
   }
 
   private async set(name: string, value: unknown) {
@@ -31,7 +36,6 @@ export class SettingsPage extends Part {
     try {
       const { settings } = await put<{ settings: Record<string, Setting> }>("/api/hearth/settings", { [name]: value });
       store.settings = settings;
-      if (settings[name]?.at_next_start) this.restart = new Set(this.restart).add(name);
     } catch (error) {
       this.error = { name, error };
     }
@@ -45,7 +49,7 @@ export class SettingsPage extends Part {
     if (Object.keys(s).length === 0) return html`<div class="page"><header><h1>Settings</h1></header><p class="quiet">Reading the settings.</p></div>`;
     return html`<div class="page">
       <header><h1>Settings</h1></header>
-      ${this.restart.size > 0 ? html`<div class="notice warn" role="status"><span><span class="sign">Note:</span> Some changes take effect at the next start: <code>hearth stop</code>, then <code>hearth serve</code>.</span></div>` : nothing}
+      ${this.pending()}
       <section class="panel flush" aria-labelledby="network-h"><header><h2 id="network-h">Network</h2></header><ul class="list">
         ${this.toggle("lan", "Let other machines on the network use this server", "Opens the server to every machine that can reach this one: it then listens on all addresses, and every request needs the API key. Traffic is not encrypted.")}
         ${this.toggle("api_key_required", "Ask for an API key", "Off: any key, or none, is accepted from programs on this computer. On: requests without the key get a 401.")}
@@ -54,9 +58,8 @@ export class SettingsPage extends Part {
       </ul></section>
       <section class="panel flush" aria-labelledby="start-h"><header><h2 id="start-h">Start</h2></header><ul class="list">
         ${this.toggle("auto_load", "Load the last model at the start", "After a crash nothing is loaded by itself, whatever this says.")}
-        ${this.toggle("launch_at_login", "Launch at login", "Taken by the menu-bar app; the command-line server does not start itself.")}
-        <li class="stack tight"><span>The <code>hearth</code> command</span><p class="small quiet">Serves, chats and checks from a terminal. From the app's bundle it is linked with:</p>
-          <div class="row"><pre class="code grow" tabindex="0" aria-label="Command">${LINK}</pre><copy-button .text=${LINK} what="the command" wide></copy-button></div></li>
+        ${store.desktop?.login_item ? this.toggle("launch_at_login", "Launch at login", "Hearth opens in the menu bar when you log in.") : nothing}
+        ${this.command()}
       </ul></section>
       <section class="panel flush" aria-labelledby="folders-h"><header><h2 id="folders-h">Model folders</h2>${this.origin("model_folders")}</header>${this.folders()}</section>
       <section class="panel flush" aria-labelledby="privacy-h"><header><h2 id="privacy-h">Inspector</h2></header><ul class="list">
@@ -70,14 +73,58 @@ export class SettingsPage extends Part {
     </div>`;
   }
 
+  /** What was changed and does not hold yet, with the way to make it hold. */
+  private pending() {
+    const names = Object.entries(store.settings).filter(([name, s]) => s.pending && name in NAMES).map(([name]) => NAMES[name]!);
+    if (names.length === 0) return nothing;
+    const loses = "Running answers end; the prompt cache is kept, and the model that was used last is loaded again.";
+    return html`<div class="notice warn" role="status"><span class="grow"><span class="sign">Not in effect yet:</span> ${names.join(", ")}. ${store.desktop
+        ? loses : html`End this server (ctrl-c, or <code>hearth stop</code>), then start it again with <code>hearth serve</code>.`}</span>
+      ${store.desktop ? html`<button ?disabled=${this.busy !== "" || store.restarting} @click=${() => void this.restart()}>${store.restarting ? "Restarting" : "Restart now"}</button>` : nothing}
+      ${this.error?.name === "restart" ? failure(this.error.error) : nothing}</div>`;
+  }
+
+  private async restart() {
+    this.error = undefined;
+    store.restarting = true;
+    this.requestUpdate();
+    try {
+      await post("/api/hearth/desktop/restart");
+    } catch (error) {
+      store.restarting = false;
+      this.error = { name: "restart", error };
+    }
+  }
+
+  /** The `hearth` command of the app; a server from a terminal needs none. */
+  private command() {
+    const command = store.desktop?.command;
+    if (!command) return nothing;
+    return html`<li class="stack tight"><div class="row"><span class="grow">The <code>hearth</code> command</span>
+        ${command.installed ? html`<span class="tag good">Installed</span>` : html`<button ?disabled=${this.busy !== ""} @click=${() => void this.install()}>${this.busy === "command" ? "Installing" : "Install"}</button>`}</div>
+      <p class="small quiet">Serves, chats and checks from a terminal. ${command.installed ? nothing : html`A link is made at <code class="break">${command.link}</code>; the system may ask for a password.`}</p>
+      ${this.error?.name === "command" ? failure(this.error.error) : nothing}</li>`;
+  }
+
+  private async install() {
+    this.busy = "command";
+    this.error = undefined;
+    try {
+      store.desktop = await post<DesktopStatus>("/api/hearth/desktop/command");
+    } catch (error) {
+      this.error = { name: "command", error };
+    }
+    this.busy = "";
+  }
+
   private toggle(name: string, label: string, what: string) {
     const setting = store.settings[name];
     const id = `set-${name}`;
     const fixed = setting?.from === "flag" || setting?.from === "environment";
     return html`<li class="stack tight"><div class="row"><label class="grow" for=${id}>${label}</label>${this.origin(name)}
-        <input class="switch" type="checkbox" role="switch" id=${id} .checked=${setting?.value === true} ?disabled=${this.busy !== "" || fixed} aria-describedby=${`${id}-what`}
+        <input class="switch" type="checkbox" role="switch" id=${id} .checked=${live(setting?.value === true)} ?disabled=${this.busy !== "" || fixed} aria-describedby=${`${id}-what`}
           @change=${(e: Event) => void this.set(name, (e.target as HTMLInputElement).checked)} /></div>
-      <p class="small quiet" id=${`${id}-what`}>${what}${setting?.at_next_start ? " Takes effect at the next start." : ""}</p>
+      <p class="small quiet" id=${`${id}-what`}>${what}${setting?.at_next_start ? " Takes effect after a restart." : ""}</p>
       ${this.error?.name === name ? failure(this.error.error) : nothing}</li>`;
   }
 
@@ -97,9 +144,8 @@ export class SettingsPage extends Part {
           const folder = input.value.trim();
           if (folder !== "") void this.set("model_folders", [...list.filter((x) => x !== folder), folder]).then(() => { if (!this.error) input.value = ""; });
         }}><input id="new-folder" type="text" placeholder="/Volumes/Models" aria-label="Folder to look in for models" /><button type="submit" ?disabled=${this.busy !== ""}>Add</button></form>
-        <p class="small quiet">Besides Hearth's own folder and the Hugging Face cache. Nothing in added folders is ever deleted. Takes effect at the next start.</p>
+        <p class="small quiet">Besides Hearth's own folder and the Hugging Face cache. Nothing in added folders is ever deleted. Takes effect after a restart.</p>
         ${this.error?.name === "model_folders" ? failure(this.error.error) : nothing}</li></ul>`;
   }
 }
 
-const LINK = "sudo ln -sf /Applications/Hearth.app/Contents/MacOS/hearth /usr/local/bin/hearth";

@@ -24,15 +24,22 @@ export class LimitsPanel extends Part {
   @state() private busy = false;
   private asked = 0;
   private timer: number | undefined;
+  private due: number | undefined;
 
   constructor() {
     super();
-    new Watch(this, ["settings", "health"], () => void this.load());
+    new Watch(this, ["settings", "health"], () => this.reload());
   }
 
   override connectedCallback() {
     super.connectedCallback();
-    void this.load();
+    if (store.link === "open") void this.load();
+  }
+
+  /** Once for several events that come together. */
+  private reload() {
+    window.clearTimeout(this.due);
+    this.due = window.setTimeout(() => void this.load(), 50);
   }
 
   private async load() {

@@ -3,8 +3,8 @@
 import { html, nothing } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { get, post } from "../lib/api";
-import { ago, bytes, clock, count, ms, share, speed, time } from "../lib/format";
-import { Watch, store } from "../lib/store";
+import { ago, bytes, clock, count, ms, share, shortModel, speed, time } from "../lib/format";
+import { Watch, inMemory, store } from "../lib/store";
 import type { RequestSummary, RowStats } from "../types/hearth";
 import "./copy-button";
 import "./dialog";
@@ -65,11 +65,12 @@ export class Requests extends Part {
   }
 
   private running(rows: RowStats[]) {
+    const several = inMemory().length > 1;
     return html`<div class="scroll"><table data-test="running">
       <thead><tr><th class="hide-narrow">Request</th><th>Phase</th><th class="n">Prompt</th><th class="n">Answer</th><th class="n hide-narrow">Speed</th><th><span class="hidden-text">Action</span></th></tr></thead>
       <tbody>${rows.map(
         (r) => html`<tr>
-          <td class="hide-narrow">${r.id}</td><td>${PHASES[r.phase] ?? r.phase}</td>
+          <td class="hide-narrow">${r.id}</td><td>${PHASES[r.phase] ?? r.phase}${several ? html`<br /><span class="small quiet break">${shortModel(r.model)}</span>` : nothing}</td>
           <td class="n">${r.prefilled < r.prompt_tokens ? html`${count(r.prefilled)} of ` : nothing}${count(r.prompt_tokens)}</td>
           <td class="n">${count(r.generated)}</td><td class="n hide-narrow">${r.tokens_per_s > 0 ? speed(r.tokens_per_s) : "–"}</td>
           <td class="n"><button ?disabled=${this.ending.has(r.id)} @click=${() => void this.cancel(r.id)} aria-label=${`Cancel request ${r.id}`}>Cancel</button></td>

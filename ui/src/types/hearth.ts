@@ -574,6 +574,10 @@ error: string | null, };
 
 export type LogLine = { 
 /**
+ * Its number, higher than that of every line before it, also of an earlier run.
+ */
+id: number, 
+/**
  * Milliseconds since 1970.
  */
 at: number, 
@@ -603,7 +607,11 @@ from: Origin,
 /**
  * Whether a change takes effect only at the next start.
  */
-at_next_start: boolean, };
+at_next_start: boolean, 
+/**
+ * Whether it was changed since the start, and what runs goes by the old value.
+ */
+pending: boolean, };
 
 export type Origin = "default" | "settings" | "environment" | "flag" | "api";
 
@@ -664,4 +672,24 @@ ms: number,
  * What happened.
  */
 message: string, };
+
+export type DesktopStatus = { 
+/**
+ * Whether it can be started at login; whether it is, the setting says.
+ */
+login_item: boolean, 
+/**
+ * The `hearth` command, where the app brings one along.
+ */
+command: CommandStatus | null, };
+
+export type CommandStatus = { 
+/**
+ * Whether terminals find it.
+ */
+installed: boolean, 
+/**
+ * Where the link is, or would be.
+ */
+link: string, };
 

@@ -60,6 +60,7 @@ pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
     let entry = entry.filter(|_| left.is_none());
     let config = ServerConfig {
         notice: left.as_ref().map(unclean::why),
+        last_model: left.as_ref().and_then(unclean::model),
         learning: Some(Learning { log: Log::of(home), mlx: hearth_mlx::version() }),
         downloads: DownloadManager::standard(home).ok(),
         ..config

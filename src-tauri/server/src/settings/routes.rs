@@ -2,6 +2,7 @@
 
 use super::{Settings, SettingsError, reply};
 use crate::body::JsonObject;
+use crate::desktop;
 use crate::error::ServerError;
 use crate::session::random_hex;
 use crate::state::AppState;
@@ -35,6 +36,9 @@ pub(crate) async fn write(
     let settings = state.config().settings.clone();
     let mut values: BTreeMap<String, Value> = body.into_iter().collect();
     settings.check(&values)?;
+    if let Some(on) = values.get("launch_at_login") {
+        desktop::launch_at_login(&state, on.as_bool().unwrap_or(false)).await?;
+    }
     make_key(&settings, &mut values)?;
     let limits = limits(&values);
     if limits != Limits::default() {
@@ -44,9 +48,7 @@ pub(crate) async fn write(
     if let Some(on) = values.get("inspector") {
         state.inspector().switch(on.as_bool().unwrap_or(true));
     }
-    let reply = reply(&settings);
-    state.events().publish("settings", &reply);
-    Ok(Json(reply))
+    Ok(Json(reply(&settings)))
 }
 
 /// The part of the values that the engine takes while it runs.

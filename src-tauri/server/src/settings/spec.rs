@@ -53,7 +53,8 @@ pub const SPECS: &[Spec] = &[
     later("api_key", Kind::Text(8)),
     later("model_folders", Kind::Folders),
     now("inspector", Kind::Switch(true)),
-    later("auto_load", Kind::Switch(true)),
+    // By its meaning it is for the next start; nothing has to be started anew for it.
+    now("auto_load", Kind::Switch(true)),
 ];
 
 /// The setting of this name.
