@@ -240,7 +240,7 @@ export function condition(): { word: string; tone: "good" | "warn" | "bad" | "qu
   if (!health || !stats) return { word: "Connecting", tone: "quiet", detail: "Waiting for the server." };
   switch (health.status) {
     case "empty":
-      return { word: "No model", tone: "quiet", detail: health.message ?? "No model is loaded." };
+      return { word: "No model", tone: "quiet", detail: health.message ?? "Choose one to start." };
     case "failed":
       return { word: "Failed", tone: "bad", detail: health.message };
     case "loading":

@@ -67,7 +67,7 @@ export class Overview extends Part {
       <div class="row wrap">
         <span class="dot ${now.tone}"></span>
         <strong>${now.word}</strong>
-        ${now.model ? html`<span class="break" title=${now.model}>${shortModel(now.model)}</span>` : nothing}
+        ${now.model && !inMemory().some((m) => m.id === now.model) ? html`<span class="break" title=${now.model}>${shortModel(now.model)}</span>` : nothing}
         ${now.detail && !this.left() ? html`<span class="quiet break">${now.detail}</span>` : nothing}
         <span class="row end">
           ${health?.status === "empty" || health?.status === "failed" ? html`<a class="button" href="#/models">Choose a model</a>` : nothing}
@@ -106,7 +106,7 @@ export class Overview extends Part {
     const last = store.health?.last_model;
     // A folder outside the usual places is found by its path alone, which only a terminal takes.
     const again = last && !last.startsWith("/") ? html`<button ?disabled=${this.busy !== ""} @click=${() => void this.act("load", last)}>Start ${shortModel(last)} again</button>` : nothing;
-    return html`<div class="notice warn" role="status"><span class="grow break"><span class="sign">Nothing was loaded:</span> ${why}</span>${again}</div>`;
+    return html`<div class="notice warn" role="status"><span class="grow break"><span class="sign">Nothing was loaded:</span> ${/[.!?]$/.test(why) ? why : `${why}.`}</span>${again}</div>`;
   }
 
   private guard() {
@@ -116,6 +116,6 @@ export class Overview extends Part {
     const tight = guard.level !== "normal" || !guard.admitting;
     if (!tight && Date.now() - last.at > 600_000) return nothing;
     const text = html`${last.why} <span class="quiet">${ago(last.at)}${last.freed > 0 ? ` · freed ${bytes(last.freed)}` : ""}</span>`;
-    return notice(guard.level === "hard" ? "bad" : "warn", text, ACTIONS[last.what] ?? last.what);
+    return notice(!tight ? "quiet" : guard.level === "hard" ? "bad" : "warn", text, ACTIONS[last.what] ?? last.what);
   }
 }

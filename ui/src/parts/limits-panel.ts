@@ -119,7 +119,7 @@ export class LimitsPanel extends Part {
         ${slider("budget", "Memory budget", limits.budgetStops(memory, applied.budget), bytes)}
         ${slider("cache_ram", "Prompt cache in memory", limits.cacheStops(memory, applied.cache_ram), off)}
         ${slider("cache_ssd", "Prompt cache on disk", limits.cacheStops(512e9, applied.cache_ssd), off, ssdOff ? "turned on at the next start" : "", ssdOff)}
-        ${slider("context", "Context limit", limits.contextStops(longest, applied.context), (n) => `${count(n)} tokens`)}
+        ${slider("context", "Context limit", limits.contextStops(longest, applied.context), (n) => (n === 0 ? "what has room" : `${count(n)} tokens`))}
         ${slider("max_rows", "Requests at once", limits.rowStops(applied.max_rows), count)}
       </div>
       <div class="consequence" style="margin-top:8px">

@@ -26,8 +26,8 @@ export function stacked(history: readonly MemorySample[], now: number): uPlot.Al
     let sum = 0;
     CATEGORIES.forEach((_, i) => sums[i]!.push((sum += sample.parts[i] ?? 0)));
   }
-  // The tallest first, so that the lower ones are painted over it.
-  return [samples.map((s) => s.at / 1000), ...sums.reverse(), samples.map((s) => s.budget)];
+  // Before the first figures there is no budget, which is not one of 0. The tallest first, so that the lower ones are painted over it.
+  return [samples.map((s) => s.at / 1000), ...sums.reverse(), samples.map((s) => s.budget || null)];
 }
 
 @customElement("memory-chart")
@@ -96,7 +96,7 @@ export class MemoryChart extends Part {
     const options: uPlot.Options = {
       width: Math.max(200, this.box().clientWidth),
       height: HEIGHT,
-      padding: [8, 4, 0, 0],
+      padding: [8, 28, 0, 0],
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
       scales: {
         x: { time: true, range: (_, min, max) => [max - Math.min(WINDOW_S, Math.max(SHORTEST_S, max - min)), max] },

@@ -4,7 +4,7 @@ import { html, nothing } from "lit";
 import { sentence } from "../lib/api";
 import "./copy-button";
 
-const SIGNS = { bad: "Error", warn: "Warning", good: "Done" } as const;
+const SIGNS = { bad: "Error", warn: "Warning", good: "Done", quiet: "Note" } as const;
 
 /** A line in a state's colour, with its word. */
 export function notice(tone: keyof typeof SIGNS, text: unknown, sign: string = SIGNS[tone]) {
