@@ -12,7 +12,7 @@ pub const DASHBOARD: &str = "dashboard";
 pub const POPOVER: &str = "popover";
 
 /// The popover's size in points; its page is made for it.
-const POPOVER_SIZE: (f64, f64) = (360.0, 300.0);
+const POPOVER_SIZE: (f64, f64) = (360.0, 320.0);
 
 /// Shows the dashboard at `page` (`/`, or `#/models`), as soon as the server serves.
 pub fn open_dashboard(app: &AppHandle<Wry>, page: &str) {

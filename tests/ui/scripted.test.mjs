@@ -39,7 +39,7 @@ for (const [width, dark] of [[1280, false], [1280, true], [360, false], [360, tr
 
 test("the popover fits, and nothing in it scrolls", async () => {
   for (const dark of [false, true]) {
-    const page = await open(server, chrome, { width: 360, height: 420, dark, path: "/popover" });
+    const page = await open(server, chrome, { width: 360, height: 320, dark, path: "/popover" });
     await page.getByText("Open the dashboard").waitFor();
     await page.getByRole("img", { name: /of a budget of/ }).waitFor();
     const over = await page.evaluate(() => document.documentElement.scrollHeight - innerHeight);

@@ -98,6 +98,6 @@ export class Popover extends Part {
     const guard = store.stats?.memory.guard;
     const tight = guard && guard.level !== "normal" ? guard.actions.at(-1)?.why : undefined;
     const list = [...(tight ? [tight] : []), ...this.problems].slice(0, 2);
-    return list.map((p) => html`<div class="row small" style="align-items:baseline"><span class="dot warn" role="img" aria-label="Warning"></span><span class="clamp">${p}</span></div>`);
+    return list.map((p) => html`<div class="row small" style="align-items:baseline"><span class="dot warn" role="img" aria-label="Warning"></span><span class="clamp two" title=${p}>${p}</span></div>`);
   }
 }

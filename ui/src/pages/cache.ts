@@ -114,8 +114,8 @@ export class Cache extends Part {
         <table style="margin-top:8px"><tbody>
           ${line("Files", count(ssd.files))} ${line("Written since the start", bytes(ssd.written))} ${line("Waiting to be written", bytes(ssd.pending))}
           ${line("Evicted for want of room", count(ssd.evicted))} ${line("Damaged and removed", count(ssd.corrupt))}
-          ${ssd.dir ? html`<tr><td>Folder</td><td class="n break"><code>${ssd.dir}</code></td></tr>` : nothing}
-        </tbody></table>`}
+        </tbody></table>
+        ${ssd.dir ? html`<p class="small quiet break" style="margin-top:8px">In <code>${ssd.dir}</code></p>` : nothing}`}
       </section></div>`;
   }
 }

@@ -76,7 +76,7 @@ export class ConnectPage extends Part {
       <div class="connect">
         <nav class="panel flush" aria-label="Clients"><ul class="talks" style="padding:8px">
           ${served.map((c) => this.pick(c))}
-          ${later.length > 0 ? html`<li class="small quiet" style="padding:8px 8px 2px">Not served yet</li>` : nothing}
+          ${later.length > 0 ? html`<li class="small quiet" style="padding:8px 8px 2px;grid-column:1/-1">Not served yet</li>` : nothing}
           ${later.map((c) => this.pick(c))}
         </ul></nav>
         ${client ? this.client(client, this.facts(info)) : nothing}

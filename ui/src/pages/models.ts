@@ -58,7 +58,8 @@ export class Models extends Part {
   override connectedCallback() {
     super.connectedCallback();
     // Before the stream is there: its first event brings the list along.
-    if (store.link === "open") void this.load();
+    if (store.link !== "open") return;
+    void this.load();
     void this.loadCatalogue();
   }
 
