@@ -237,7 +237,10 @@ async fn settings_are_checked_kept_and_applied() {
     // Opening the server to others makes a key.
     let (_, reply) = send(&server, "PUT", "/api/hearth/settings", json!({"lan": true})).await;
     // What runs goes by the old value until a start, and nothing once it is taken back.
-    assert_eq!((&reply["settings"]["lan"]["pending"], &reply["settings"]["max_rows"]["pending"]), (&json!(true), &json!(false)));
+    assert_eq!(
+        (&reply["settings"]["lan"]["pending"], &reply["settings"]["max_rows"]["pending"]),
+        (&json!(true), &json!(false))
+    );
     assert!(reply["settings"]["api_key"]["value"].as_str().unwrap().starts_with("sk-hearth-"), "{reply}");
     let again: BTreeMap<_, _> = Settings::open(&path).unwrap().all();
     assert_eq!((&again["lan"].value, &again["max_rows"].value), (&json!(true), &json!(3)));
@@ -328,7 +331,8 @@ impl Desktop for Around {
 #[tokio::test]
 async fn the_app_around_the_server_does_what_the_dashboard_asks() {
     let app = Arc::new(Around::default());
-    let config = ServerConfig { admin_token: Some(TOKEN.into()), desktop: Some(app.clone()), ..ServerConfig::default() };
+    let config =
+        ServerConfig { admin_token: Some(TOKEN.into()), desktop: Some(app.clone()), ..ServerConfig::default() };
     let server = start_with(ScriptedBackend::saying("hi"), config).await;
     let snapshot = Listener::open(&server, None).await.next().await;
     assert_eq!(
@@ -339,7 +343,10 @@ async fn the_app_around_the_server_does_what_the_dashboard_asks() {
     assert_eq!((status, &reply["settings"]["launch_at_login"]["value"]), (StatusCode::OK, &json!(true)));
     assert!(app.login.load(Ordering::Relaxed));
     let (status, refusal) = send(&server, "POST", "/api/hearth/desktop/command", json!({})).await;
-    assert_eq!((status, &refusal["error"]["message"]), (StatusCode::CONFLICT, &json!("/usr/local/bin cannot be written")));
+    assert_eq!(
+        (status, &refusal["error"]["message"]),
+        (StatusCode::CONFLICT, &json!("/usr/local/bin cannot be written"))
+    );
     let (status, _) = send(&server, "POST", "/api/hearth/desktop/restart", json!({})).await;
     assert_eq!((status, app.restarts.load(Ordering::Relaxed)), (StatusCode::ACCEPTED, 1));
 

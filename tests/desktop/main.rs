@@ -117,7 +117,10 @@ fn the_window_is_the_dashboard() {
     shown(&format!("return {button} !== undefined"), "the way to restart");
     shown("return document.querySelector('#set-launch_at_login').checked", "the login item in the settings");
     session.run(&format!("{button}.click(); return 0"));
-    shown(&format!("return {button} === undefined && document.querySelector('.side .dot.good') !== null"), "the page again");
+    shown(
+        &format!("return {button} === undefined && document.querySelector('.side .dot.good') !== null"),
+        "the page again",
+    );
     assert_eq!(app.address(), address);
     desk.panel.wait_for("Tiny-Llama is ready");
     assert!(app.get("/v1/models")["error"]["message"].as_str().unwrap().contains("key"), "the key is asked for now");

@@ -4,8 +4,8 @@ use crate::body::drain;
 use crate::error::ServerError;
 use crate::state::AppState;
 use crate::{
-    admin, connect, desktop, downloads, events, fit, health, inspector, limits, logs, models_admin, openai, safety, session,
-    settings, ui,
+    admin, connect, desktop, downloads, events, fit, health, inspector, limits, logs, models_admin, openai, safety,
+    session, settings, ui,
 };
 use axum::Router;
 use axum::extract::{Request, State};

@@ -59,8 +59,8 @@ export class Preflight extends Part {
       <section class="panel" aria-labelledby="readings-h"><header><h2 id="readings-h">Readings</h2><span class="quiet small">${r.chip} · ${ram(r.ram)} · ${r.host}</span></header>
         <table><thead><tr><th>What</th><th class="n">Reading</th><th class="n">Limit</th></tr></thead><tbody>
           ${reading("Swap in use", size(r.readings.swap_used), `at most ${bytes(r.limits.swap_used)}`)}
-          ${reading("Free memory", percent(r.readings.memory_free_percent, "of all memory"), `at least ${r.limits.memory_free_percent} %`)}
-          ${reading("CPU speed", percent(r.readings.cpu_speed_limit_percent, "of full speed"), `at least ${r.limits.cpu_speed_limit_percent} %`)}
+          ${reading("Free memory", percent(r.readings.memory_free_percent, "of all memory"), `at least ${r.limits.memory_free_percent}\u00a0%`)}
+          ${reading("CPU speed", percent(r.readings.cpu_speed_limit_percent, "of full speed"), `at least ${r.limits.cpu_speed_limit_percent}\u00a0%`)}
           ${reading("Load, 1 minute", r.readings.load_1m?.toFixed(1), `at most ${r.limits.load_1m}`)}
           ${reading("Load, 5 and 15 minutes", r.readings.load_5m === null ? null : `${r.readings.load_5m.toFixed(1)}, ${r.readings.load_15m?.toFixed(1)}`)}
           ${reading("Memory pressure", r.readings.memory_pressure)} ${reading("Thermal pressure", r.readings.thermal)}
@@ -81,7 +81,7 @@ export class Preflight extends Part {
 }
 
 const size = (n: number | null) => (n === null ? null : bytes(n));
-const percent = (n: number | null, of: string) => (n === null ? null : `${Math.round(n)} % ${of}`);
+const percent = (n: number | null, of: string) => (n === null ? null : `${Math.round(n)}\u00a0% ${of}`);
 
 function reading(name: string, value: string | null | undefined, limit = "recorded only") {
   return html`<tr><td>${name}</td><td class="n">${value ?? html`<span class="quiet">not told</span>`}</td><td class="n quiet">${limit}</td></tr>`;
