@@ -20,10 +20,16 @@ try {
 window.hearthEvents = () => store.events;
 store.connect();
 
+/** Puts the page where its name stood while it was read. */
+function show(page: string) {
+  document.querySelector(".opening")?.remove();
+  document.body.append(document.createElement(page));
+}
+
 if (location.pathname === "/popover") {
   await import("./popover");
-  document.body.append(document.createElement("hearth-popover"));
+  show("hearth-popover");
 } else {
   await import("./app");
-  document.body.append(document.createElement("hearth-app"));
+  show("hearth-app");
 }

@@ -164,7 +164,7 @@ mod tests {
         let told: Vec<_> = lines.iter().map(|l| (l.level.as_str(), l.message.as_str())).collect();
         assert_eq!(told, [("info", "answered path=/v1/models status=200"), ("warn", "somebody else's, and loud")]);
         for n in 0..KEPT {
-            ring.push(LogLine { at: 0, level: "info".into(), target: "t".into(), message: n.to_string() });
+            ring.push(LogLine { id: 0, at: 0, level: "info".into(), target: "t".into(), message: n.to_string() });
         }
         assert_eq!(ring.last(usize::MAX).len(), KEPT);
         assert_eq!(ring.last(1)[0].message, (KEPT - 1).to_string());
