@@ -4,10 +4,10 @@
 /// Tokens by which a cache's buffer grows at least.
 const STEP: u64 = 64;
 
-/// Tokens that a buffer with a token axis gets when it has to hold `tokens` of them: an eighth more at least, so that a
-/// long row does not copy itself again and again.
+/// Tokens that a buffer with a token axis gets when it has to hold `tokens` of them: a sixteenth more at least, so that a
+/// long row does not copy itself again and again, and is not charged for much that it may never use.
 pub fn room_for(tokens: u64) -> u64 {
-    (tokens + (tokens / 8).max(STEP) - 1) / STEP * STEP
+    (tokens + (tokens / 16).max(STEP) - 1) / STEP * STEP
 }
 
 /// What one layer keeps while a row runs.

@@ -266,6 +266,7 @@ impl Engine {
     }
 
     pub(crate) fn start_with(options: EngineOptions, loader: Loader) -> Result<EngineHandle, EngineError> {
+        hearth_machine::map_large_buffers();
         let shared = Arc::new(Shared::new(&options));
         let (commands, receiver) = channel();
         let (ready, prepared) = channel();

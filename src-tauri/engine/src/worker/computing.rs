@@ -90,12 +90,10 @@ impl Worker<'_> {
             self.after_chunk(*id)?;
         }
         hearth_mlx::clear_cache()?;
-        // What the C library keeps of it counts against the budget as well.
-        if total >= LEAST_MEASURED {
-            hearth_machine::release_freed();
-        }
         // A few tokens cost as much as many: they say nothing about the speed of a chunk.
         if total >= LEAST_MEASURED {
+            // What the C library keeps of a chunk counts against the budget as well.
+            hearth_machine::release_freed();
             let rate = total as f64 / started.elapsed().as_secs_f64().max(1e-6);
             self.slot.prefill_rate = Some(self.slot.prefill_rate.map_or(rate, |old| 0.7 * old + 0.3 * rate));
         }
