@@ -140,9 +140,10 @@ impl Sizing {
         Some(fit)
     }
 
-    /// Bytes that a row of `tokens` tokens holds, with the room that its buffers have to spare.
+    /// Bytes that a row of `tokens` tokens holds, with the room that its buffers have to spare; beyond the model's own
+    /// context they have none.
     pub fn row_bytes(&self, tokens: u64) -> u64 {
-        self.kv_bytes(room_for(tokens))
+        self.kv_bytes(room_for(tokens).min(self.shape.context.max(tokens)))
     }
 
     /// Bytes of keys, values and states of `tokens` tokens.
