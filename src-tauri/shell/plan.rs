@@ -82,7 +82,6 @@ impl Plan {
         }
         let serving = Serving {
             places: Some(own.places.clone()),
-            held: config.notice.is_some(),
             aliases: file.aliases,
             models: file.models,
             // What was in memory when Hearth went down may bring it down again: a person decides.
