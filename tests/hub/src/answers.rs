@@ -67,7 +67,6 @@ async fn answer(state: Arc<State>, storage: bool, request: Request) -> Response 
             return (StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, after.to_string())]).into_response();
         }
         Some(Fault::Late(ms)) => tokio::time::sleep(std::time::Duration::from_millis(ms)).await,
-        Some(Fault::NewTag) => state.lock().tags += 1,
         _ => {}
     }
     if storage { stored(&state, &asked, fault) } else { hub(&state, &asked, fault) }
@@ -261,7 +260,9 @@ fn file(
     mut headers: HeaderMap,
 ) -> Response {
     let (tags, rate) = {
-        let inner = state.lock();
+        let mut inner = state.lock();
+        // Counted and read at once: answers that are made side by side have a tag each.
+        inner.tags += u32::from(fault == Some(Fault::NewTag));
         (inner.tags, inner.rate)
     };
     let tag = if tags == 0 { format!("\"{name}\"") } else { format!("\"{name}-{tags}\"") };
