@@ -157,9 +157,8 @@ pub fn remove(removal: &Removal, foreign: bool) -> Result<Removal, LibraryError>
             _ => {}
         }
     }
-    if removal.path.is_dir() && removal.paths != [removal.path.clone()] {
-        remove_empty_below(&removal.path);
-    }
+    // Nothing is there any more where it was a link.
+    remove_empty_below(&removal.path);
     if let Some(folder) = RepoFolder::of_snapshot(&removal.path) {
         forget_made(&folder, &removal.path);
         folder.remove_empty();

@@ -184,6 +184,9 @@ fn faults_that_stay_end_with_a_sentence_and_what_is_here_stays() {
     for (path, fault, words) in cases {
         let world = World::new(400_000);
         world.hub.fault(path, *fault, 10_000);
+        // So that all connections have asked before the first answer comes: one that asks later says which content it wants,
+        // gets the whole file, and the download is done in the end.
+        world.hub.latency(Duration::from_millis(if *fault == Fault::NewTag { 100 } else { 0 }));
         let manager = world.manager_with(None, |_, options| options.tries = 3);
         let job = pull(&manager);
         let message = job.message.clone().unwrap_or_default();

@@ -117,9 +117,12 @@ impl Sizing {
             kv: self.row_bytes(context),
             prefill_transient,
             // What a chunk frees for the next one; the floats of the first chunk are another moment's.
-            allocator_cache: match self.device {
-                Device::Gpu => self.layer(context.min(CHUNK), context).min(MOST_ALLOCATOR),
-                Device::Cpu => self.layer(context.min(CHUNK), context).min(MOST_ALLOCATOR_CPU) + HEAP_CPU,
+            allocator_cache: {
+                let (most, heap) = match self.device {
+                    Device::Gpu => (MOST_ALLOCATOR, 0),
+                    Device::Cpu => (MOST_ALLOCATOR_CPU, HEAP_CPU),
+                };
+                self.layer(context.min(CHUNK), context).min(most) + heap
             },
             reserve: self.reserve,
         }

@@ -211,14 +211,16 @@ impl Worker<'_> {
     /// Models that may leave memory, least recently used first: key and bytes of weights. One that expects a request may
     /// do so when that has not come.
     pub(super) fn leavers(&self, but: Option<u64>) -> Vec<(u64, u64)> {
-        let mut all: Vec<&Slot> = self.slots().filter(|slot| Some(slot.key) != but && self.may_leave(slot)).collect();
-        all.sort_by_key(|slot| slot.used);
-        all.into_iter().map(|slot| (slot.key, slot.weights())).collect()
+        self.by_use(|slot| Some(slot.key) != but && self.may_leave(slot))
     }
 
     /// All models that are not pinned, with work or not, least recently used first: key and bytes of weights.
     pub(super) fn unpinned(&self) -> Vec<(u64, u64)> {
-        let mut all: Vec<&Slot> = self.slots().filter(|slot| slot.model.is_some() && !self.is_pinned(slot)).collect();
+        self.by_use(|slot| slot.model.is_some() && !self.is_pinned(slot))
+    }
+
+    fn by_use(&self, which: impl Fn(&Slot) -> bool) -> Vec<(u64, u64)> {
+        let mut all: Vec<&Slot> = self.slots().filter(|slot| which(slot)).collect();
         all.sort_by_key(|slot| slot.used);
         all.into_iter().map(|slot| (slot.key, slot.weights())).collect()
     }
