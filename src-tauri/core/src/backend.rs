@@ -33,7 +33,8 @@ pub trait Backend: Send + Sync + 'static {
     /// needs their room.
     ///
     /// # Errors
-    /// `ModelNotFound`, `ModelUnusable`, `ModelTooLarge`, `InsufficientMemory`, `EngineLost`.
+    /// `ModelNotFound`, `ModelUnusable`, `ModelTooLarge`, `InsufficientMemory`, `BehindPinned`,
+    /// `EngineLost`.
     fn load_model<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Arc<ServedModel>, EngineError>>;
 
     /// Takes a model that is named as in a request out of memory.
@@ -84,7 +85,10 @@ pub trait Backend: Send + Sync + 'static {
     fn limits(&self) -> Limits;
 
     /// What these limits would mean; changes nothing.
-    fn preview_limits(&self, limits: Limits) -> LimitsPreview;
+    ///
+    /// # Errors
+    /// `InvalidRequest` naming a limit that is out of its range.
+    fn preview_limits(&self, limits: Limits) -> Result<LimitsPreview, EngineError>;
 
     /// Ends a generation: its events end with `Failed`, for `EngineError::Cancelled`. False when there is none of this
     /// number.

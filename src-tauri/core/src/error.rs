@@ -157,6 +157,25 @@ pub enum EngineError {
         /// Suggested wait in seconds.
         retry_after_s: u64,
     },
+    /// There is no memory for the model as long as others are pinned (503 `insufficient_memory`).
+    #[error(
+        "{model} needs {} and {} can be had within the budget of {} while {} stay{} pinned; unpin {}, or raise \
+         --memory-budget",
+        more(*needed, *free).0, more(*needed, *free).1, bytes(*budget), pinned.join(" and "),
+        if pinned.len() == 1 { "s" } else { "" }, if pinned.len() == 1 { "it" } else { "one" }
+    )]
+    BehindPinned {
+        /// The model's id.
+        model: String,
+        /// Bytes that it would take at least: more than `free`.
+        needed: u64,
+        /// Bytes that could be had.
+        free: u64,
+        /// The budget in bytes.
+        budget: u64,
+        /// The ids of those that do not leave.
+        pinned: Vec<String>,
+    },
     /// The model cannot be loaded within the memory budget (400 `model_too_large`, and exit code 3 in the CLI).
     #[error(
         "{model} needs {} ({} of weights, {} in reserve, the rest for a context of {context} tokens) and the memory budget is \

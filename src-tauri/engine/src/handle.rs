@@ -202,7 +202,7 @@ impl Shared {
         stats.memory.ledger.budget_from = options.memory.budget_from.clone();
         stats.memory.ledger.baseline = hearth_machine::memory().process;
         let limits = Limits {
-            budget: Some(options.memory.budget.unwrap_or_else(|| default_budget(&chips::here()))),
+            budget: Some(budget(options.memory.budget)),
             cache_ram: Some(options.cache.ram),
             cache_ssd: Some(if options.cache.dir.is_some() { options.cache.ssd } else { 0 }),
             context: options.context,
@@ -251,6 +251,16 @@ impl Shared {
         let _ = self.in_system.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| Some(n.saturating_sub(1)));
         self.count(count_it);
     }
+}
+
+/// The budget: as asked for, but never more than the machine has, else the default. Settings that came from a larger
+/// machine do not keep the engine from starting.
+fn budget(asked: Option<u64>) -> u64 {
+    let (ram, Some(asked)) = (hearth_machine::memory().total, asked) else { return default_budget(&chips::here()) };
+    if asked > ram {
+        tracing::warn!("the memory budget is {ram} bytes, all of this machine's memory: {asked} were asked for");
+    }
+    asked.min(ram)
 }
 
 /// Starts engines.
@@ -503,7 +513,7 @@ impl Backend for EngineHandle {
         self.shared.update(|state| limits::shown(state))
     }
 
-    fn preview_limits(&self, asked: Limits) -> LimitsPreview {
+    fn preview_limits(&self, asked: Limits) -> Result<LimitsPreview, EngineError> {
         self.shared.update(|state| limits::preview(state, asked))
     }
 

@@ -38,12 +38,16 @@ pub fn shown(state: &State) -> Limits {
     Limits { context, ..state.limits }
 }
 
-/// Checks limits that are to hold from now on.
-///
-/// # Errors
-/// [`EngineError::InvalidRequest`] naming the limit, its range and the value, or by how much the loaded model would not
-/// fit.
-pub fn check(state: &State, asked: Limits) -> Result<(), EngineError> {
+/// Checks that each limit is one that could hold on this machine, whatever is loaded.
+fn check_ranges(state: &State, asked: Limits) -> Result<(), EngineError> {
+    let ram = hearth_machine::memory().total;
+    if let Some(budget) = asked.budget.filter(|&budget| budget > ram) {
+        return Err(EngineError::param(
+            "budget",
+            &format!("at most {ram} bytes, all of this machine's memory"),
+            budget,
+        ));
+    }
     if let Some(rows) = asked.max_rows.filter(|rows| !(1..=256).contains(rows)) {
         return Err(EngineError::param("max_rows", "between 1 and 256", rows));
     }
@@ -57,7 +61,16 @@ pub fn check(state: &State, asked: Limits) -> Result<(), EngineError> {
         };
         return Err(EngineError::param("cache_ssd", allowed, ssd));
     }
-    let preview = preview(state, asked);
+    Ok(())
+}
+
+/// Checks limits that are to hold from now on.
+///
+/// # Errors
+/// [`EngineError::InvalidRequest`] naming the limit, its range and the value, or by how much the loaded model would not
+/// fit.
+pub fn check(state: &State, asked: Limits) -> Result<(), EngineError> {
+    let preview = preview(state, asked)?;
     if preview.fits {
         return Ok(());
     }
@@ -77,7 +90,11 @@ pub fn check(state: &State, asked: Limits) -> Result<(), EngineError> {
 }
 
 /// What limits would mean for the loaded model and the prompt cache.
-pub fn preview(state: &State, asked: Limits) -> LimitsPreview {
+///
+/// # Errors
+/// [`EngineError::InvalidRequest`] naming a limit that is out of its range, and the range.
+pub fn preview(state: &State, asked: Limits) -> Result<LimitsPreview, EngineError> {
+    check_ranges(state, asked)?;
     let budget = asked.budget.or(state.limits.budget).unwrap_or(0);
     let cap = asked.cache_ram.or(state.limits.cache_ram).unwrap_or(0);
     let marks = Ledger { budget, ..Ledger::default() };
@@ -102,11 +119,11 @@ pub fn preview(state: &State, asked: Limits) -> LimitsPreview {
         leaves
     });
     let (demoted_entries, demoted_bytes) = leave.fold((0, 0), |(n, sum), bytes| (n + 1, sum + bytes));
-    LimitsPreview {
+    Ok(LimitsPreview {
         fits: needed <= budget,
         short_by: needed.saturating_sub(budget),
         largest_context: largest,
         demoted_entries,
         demoted_bytes,
-    }
+    })
 }

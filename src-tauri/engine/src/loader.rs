@@ -66,19 +66,17 @@ pub fn load_for(device: Device, dir: &Path, id: &str, options: LoadOptions, prog
     let layout = config.cache_layout();
     let policy = KvPolicy::for_model(dir, layout.layers.len(), options.kv_bits)?;
     let namespace = namespace::of_model(&folder, device, &policy)?;
-    let before = hearth_mlx::active_memory()?;
     // The tokenizer takes as long to parse as a small model's weights to load: do both at once.
-    let (served, model) = std::thread::scope(|scope| {
+    let (served, model, weight_bytes) = std::thread::scope(|scope| {
         let texts = scope.spawn(|| served(dir, id, options.context, &config));
         let mut weights = Weights::new(&folder, config.quantization.clone(), device, progress);
         let model = models::load(&config, &mut weights);
         let served = texts.join().unwrap_or_else(|_| Err(broken_tokenizer(dir)));
-        Ok::<_, Error>((served?, model?))
+        Ok::<_, Error>((served?, model?, weights.kept()))
     })?;
     hearth_mlx::clear_cache()?;
     let newline = served.tokenizer.encode("\n", false).unwrap_or_default();
     let xtc_exempt = served.eos.iter().chain(newline.last()).copied().collect();
-    let weight_bytes = hearth_mlx::active_memory()?.saturating_sub(before) as u64;
     let kv_bits = kv_bits(&policy, &layout);
     Ok(Loaded { model, layout, served: Arc::new(served), weight_bytes, xtc_exempt, namespace, kv_bits })
 }

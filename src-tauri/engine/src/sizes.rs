@@ -47,7 +47,7 @@ impl Sizes {
         Some(Sizes { sizing, weights, reserve: 0, vocab, context, allocator: 0, chunk })
     }
 
-    /// The same with the weights as they were measured.
+    /// The same with the weights as they were counted when they were loaded.
     pub fn with_weights(self, weights: u64) -> Self {
         Sizes { weights, ..self }
     }

@@ -33,6 +33,8 @@ pub struct Weights<'a> {
     open: Option<(usize, File)>,
     read: u64,
     total: u64,
+    /// Bytes of what was given to the model.
+    kept: u64,
     progress: Progress<'a>,
 }
 
@@ -62,12 +64,19 @@ impl<'a> Weights<'a> {
             open: None,
             read: 0,
             total,
+            kept: 0,
             progress,
         };
         let available = hearth_machine::memory().available;
         weights.unpack = device == Device::Cpu && (weights.dense_bytes() as f64) < available as f64 * UNPACK_SHARE;
         weights.unplaced = weights.unpacked_floats();
         weights
+    }
+
+    /// Bytes of everything given so far, as it lies in memory. Counted, because MLX's allocator is one for the whole
+    /// process and another thread may use it at the same time.
+    pub fn kept(&self) -> u64 {
+        self.kept
     }
 
     /// The device that everything is laid out for.
@@ -119,6 +128,7 @@ impl<'a> Weights<'a> {
         let mut block = self.arenas.iter_mut().find_map(|arena| arena.take(floats));
         if block.is_none() {
             let mut arena = Arena::new(self.unplaced.clamp(floats, floats.max(ARENA)))?;
+            self.kept += arena.bytes();
             block = arena.take(floats);
             self.arenas.push(arena);
         }
@@ -131,6 +141,12 @@ impl<'a> Weights<'a> {
     /// # Errors
     /// Missing, of another shape, of a dtype that is not a float, or unreadable.
     pub fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let tensor = self.float(name, shape)?;
+        self.kept += tensor.nbytes() as u64;
+        Ok(tensor)
+    }
+
+    fn float(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let tensor = self.raw(name, shape)?;
         if !tensor.dtype()?.is_float() {
             return Err(self.mismatch(name, "a float dtype", format!("{:?}", tensor.dtype()?)).into());
@@ -151,20 +167,23 @@ impl<'a> Weights<'a> {
             for (path, outputs) in parts {
                 matrices.push(self.matrix(path, *outputs, inputs)?);
             }
-            self.fuse(matrices)?
+            let weight = self.fuse(matrices)?;
+            self.kept += weight.bytes();
+            weight
         };
         let bias = match bias {
             false => None,
             true => {
                 let biases = parts
                     .iter()
-                    .map(|(path, outputs)| self.tensor(&format!("{path}.bias"), &[*outputs]))
+                    .map(|(path, outputs)| self.float(&format!("{path}.bias"), &[*outputs]))
                     .collect::<Result<Vec<_>>>()?;
                 Some(concatenate(&biases, 0)?)
             }
         };
         if let Some(bias) = &bias {
             eval([bias])?;
+            self.kept += bias.nbytes() as u64;
         }
         Ok(Linear::new(weight, bias))
     }
@@ -178,7 +197,7 @@ impl<'a> Weights<'a> {
             return Ok(Embedding::Rows(self.unpacked(&[(path, vocab)], width)?));
         }
         let matrix = self.matrix(path, vocab, width)?;
-        Ok(match matrix {
+        let embedding = match matrix {
             Matrix::Quantized(q) if tied && self.unpack => {
                 let table = q.dequantize(Dtype::F32)?;
                 eval([&table])?;
@@ -192,7 +211,9 @@ impl<'a> Weights<'a> {
                 let dtype = if self.device == Device::Cpu { Dtype::F32 } else { float_of(&q)? };
                 Embedding::Quantized(q, dtype)
             }
-        })
+        };
+        self.kept += embedding.bytes();
+        Ok(embedding)
     }
 
     /// The affine scheme of a layer that the files hold quantized.
@@ -220,7 +241,9 @@ impl<'a> Weights<'a> {
             None => {
                 let mut dense = vec![0.0; outputs * inputs];
                 self.unpack_into(&mut dense, parts, inputs)?;
-                Ok(Tensor::from_f32(&dense, &shape)?)
+                let tensor = Tensor::from_f32(&dense, &shape)?;
+                self.kept += tensor.nbytes() as u64;
+                Ok(tensor)
             }
         }
     }
@@ -291,7 +314,7 @@ impl<'a> Weights<'a> {
     fn matrix(&mut self, path: &str, outputs: usize, inputs: usize) -> Result<Matrix> {
         let name = format!("{path}.weight");
         if !self.has(&format!("{path}.scales")) {
-            return Ok(Matrix::Dense(self.tensor(&name, &[outputs, inputs])?));
+            return Ok(Matrix::Dense(self.float(&name, &[outputs, inputs])?));
         }
         let Some(q) = self.quantization.for_layer(path) else {
             let found = format!("{path}.scales, but no quantization for it in config.json");
@@ -307,8 +330,8 @@ impl<'a> Weights<'a> {
         let packed = self.raw(&format!("{path}.weight"), &[outputs, inputs * bits / 32])?;
         let affine = q.mode == Mode::Affine;
         let (scales, biases) = if affine {
-            let scales = self.tensor(&format!("{path}.scales"), &groups)?;
-            (scales, Some(self.tensor(&format!("{path}.biases"), &groups)?))
+            let scales = self.float(&format!("{path}.scales"), &groups)?;
+            (scales, Some(self.float(&format!("{path}.biases"), &groups)?))
         } else {
             (self.raw(&format!("{path}.scales"), &groups)?, None)
         };

@@ -61,7 +61,7 @@ fn wait_for<T>(future: impl Future<Output = T>) -> T {
 fn least(engine: &EngineHandle, context: u64) -> u64 {
     let fits = |budget| {
         let limits = Limits { budget: Some(budget), ..Limits::default() };
-        engine.preview_limits(limits).largest_context >= context
+        engine.preview_limits(limits).unwrap().largest_context >= context
     };
     let (mut no, mut yes) = (0, 1u64 << 30);
     while no + 1 < yes {
@@ -132,6 +132,26 @@ fn eventually(engine: &EngineHandle, what: &str, test: impl Fn(&Stats) -> bool) 
 
 fn did(stats: &Stats, what: &str) -> bool {
     stats.memory.guard.actions.iter().any(|action| action.what == what && !action.why.is_empty())
+}
+
+/// The weights are counted; what MLX's allocator says of them is the check, for every family and every scheme.
+#[test]
+fn weights_are_what_the_allocator_says() {
+    let _alone = alone();
+    let folders = std::fs::read_dir(golden("")).unwrap().map(|entry| entry.unwrap().file_name());
+    let names: Vec<String> = folders.map(|name| name.into_string().unwrap()).filter(|n| !n.contains('.')).collect();
+    assert!(names.len() > 30, "{names:?}");
+    for name in names {
+        let engine = Engine::start(options(1 << 30)).unwrap();
+        let before = engine.stats().memory.mlx_active;
+        load(&engine, &name).unwrap();
+        let memory = engine.stats().memory;
+        let allocated = memory.mlx_active - before;
+        // The rest: rotary frequencies, the padding of the logits.
+        let (least, most) = (memory.weights, memory.weights + memory.weights / 50 + 4096);
+        assert!((least..=most).contains(&allocated), "{name}: {allocated} of {}", memory.weights);
+        engine.shutdown();
+    }
 }
 
 #[test]
@@ -331,7 +351,7 @@ fn limits_change_while_it_runs() {
     let entries = eventually(&engine, "entries", |stats| stats.cache.ram.entries == 3).cache.ram.bytes;
     let least = least(&engine, 256);
     let limits = |budget| Limits { budget: Some(budget), ..Limits::default() };
-    let preview = engine.preview_limits(Limits { cache_ram: Some(0), ..limits(least - 1) });
+    let preview = engine.preview_limits(Limits { cache_ram: Some(0), ..limits(least - 1) }).unwrap();
     assert_eq!((preview.fits, preview.short_by, preview.demoted_entries), (false, 1, 3));
     assert_eq!(preview.demoted_bytes, entries);
     let refusal = wait_for(engine.set_limits(limits(least - 1))).unwrap_err();
@@ -356,8 +376,11 @@ fn limits_change_while_it_runs() {
         Limits { max_rows: Some(257), ..Limits::default() },
         Limits { cache_ssd: Some(5), ..Limits::default() },
         context(1),
+        limits(hearth_machine::memory().total + 1),
     ] {
-        assert!(matches!(wait_for(engine.set_limits(wrong)), Err(EngineError::InvalidRequest { .. })), "{wrong:?}");
+        let refusal = wait_for(engine.set_limits(wrong)).unwrap_err();
+        assert!(matches!(refusal, EngineError::InvalidRequest { .. }), "{wrong:?}: {refusal}");
+        assert_eq!(engine.preview_limits(wrong), Err(refusal), "a preview says the same");
     }
     engine.shutdown();
 }

@@ -254,7 +254,7 @@ fn without_room_for_a_copy_the_entry_moves_into_the_row() {
     engine.load(golden("llama-f32"), "model".into()).blocking_recv().unwrap().unwrap();
     let fits = |&kb: &u64| {
         let limits = Limits { budget: Some(kb << 10), ..Limits::default() };
-        engine.preview_limits(limits).largest_context >= 520
+        engine.preview_limits(limits).unwrap().largest_context >= 520
     };
     let budget = (1..1 << 20).find(fits).unwrap() << 10;
     engine.shutdown();

@@ -98,7 +98,7 @@ fn takes(name: &str) -> Takes {
     load(&engine, name).unwrap();
     let fits = |budget| {
         let limits = Limits { budget: Some(budget), ..Limits::default() };
-        engine.preview_limits(limits).largest_context >= 256
+        engine.preview_limits(limits).unwrap().largest_context >= 256
     };
     let (mut no, mut whole) = (0, 1u64 << 30);
     while no + 1 < whole {
@@ -184,8 +184,9 @@ fn what_was_used_least_recently_leaves_and_what_is_pinned_stays() {
     engine.pin_model(B, true);
     let refused = load(&engine, C).unwrap_err();
     match refused {
-        EngineError::InsufficientMemory { needed, free, budget: told, .. } => {
+        EngineError::BehindPinned { needed, free, budget: told, ref pinned, .. } => {
             assert!(needed > free && told == budget, "{refused}");
+            assert!(pinned.len() == 2 && [A, B].iter().all(|id| pinned.iter().any(|p| p == id)), "{refused}");
         }
         other => panic!("{other}"),
     }

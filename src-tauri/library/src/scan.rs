@@ -228,27 +228,34 @@ fn complete(entry: ModelEntry) -> Result<ModelEntry, LibraryError> {
     }
 }
 
+/// Which of these ids a name means, by their places: those that the first rule fits which fits any. The rules: the id
+/// itself; the id in other letters; its last part; a part of it.
+pub fn meant<'a>(name: &str, ids: impl Iterator<Item = &'a str> + Clone) -> Vec<usize> {
+    let wanted = name.to_lowercase();
+    let rules: [&dyn Fn(&str) -> bool; 4] = [
+        &|id| id == name,
+        &|id| id.to_lowercase() == wanted,
+        &|id| id.rsplit('/').next().unwrap_or(id).to_lowercase() == wanted,
+        &|id| !wanted.is_empty() && id.to_lowercase().contains(&wanted),
+    ];
+    let fitting =
+        |rule: &dyn Fn(&str) -> bool| ids.clone().enumerate().filter(|(_, id)| rule(id)).map(|(n, _)| n).collect();
+    rules.into_iter().map(fitting).find(|all: &Vec<usize>| !all.is_empty()).unwrap_or_default()
+}
+
 /// Picks the one of `models` (sorted by id) that `name` means.
 fn choose(name: &str, models: Vec<ModelEntry>) -> Result<ModelEntry, LibraryError> {
-    let wanted = name.to_lowercase();
-    let last = |id: &str| id.rsplit('/').next().unwrap_or(id).to_lowercase();
-    let rules: [&dyn Fn(&ModelEntry) -> bool; 4] =
-        [&|m| m.id == name, &|m| m.id.to_lowercase() == wanted, &|m| last(&m.id) == wanted, &|m| {
-            !wanted.is_empty() && m.id.to_lowercase().contains(&wanted)
-        }];
-    for fits in rules {
-        let all: Vec<&ModelEntry> = models.iter().filter(|m| fits(m)).collect();
-        let whole: Vec<&ModelEntry> = all.iter().copied().filter(|m| m.is_complete()).collect();
-        let mut candidates = if whole.is_empty() { all } else { whole };
-        // Of several copies of one id, the first place's is taken.
-        candidates.dedup_by(|a, b| a.id == b.id);
-        match candidates.as_slice() {
-            [] => {}
-            [one] => return Ok((*one).clone()),
-            many => {
-                let candidates = many.iter().map(|m| m.id.clone()).collect();
-                return Err(LibraryError::Ambiguous { name: name.to_owned(), candidates });
-            }
+    let all = meant(name, models.iter().map(|m| m.id.as_str())).into_iter().filter_map(|n| models.get(n));
+    let (whole, parts): (Vec<&ModelEntry>, Vec<_>) = all.partition(|m| m.is_complete());
+    let mut candidates = if whole.is_empty() { parts } else { whole };
+    // Of several copies of one id, the first place's is taken.
+    candidates.dedup_by(|a, b| a.id == b.id);
+    match candidates.as_slice() {
+        [] => {}
+        [one] => return Ok((*one).clone()),
+        many => {
+            let candidates = many.iter().map(|m| m.id.clone()).collect();
+            return Err(LibraryError::Ambiguous { name: name.to_owned(), candidates });
         }
     }
     let mut available: Vec<String> = models.into_iter().filter(|m| m.is_complete()).map(|m| m.id).collect();

@@ -23,6 +23,11 @@ pub struct QuantizedWeight {
 }
 
 impl QuantizedWeight {
+    /// Bytes of its values, scales and biases.
+    pub fn nbytes(&self) -> usize {
+        [&self.packed, &self.scales].into_iter().chain(&self.biases).map(Tensor::nbytes).sum()
+    }
+
     fn biases(&self) -> mlx_array {
         self.biases.as_ref().map_or(mlx_array { ctx: std::ptr::null_mut() }, Tensor::raw)
     }

@@ -226,7 +226,7 @@ impl Backend for Pretended {
 
     fn set_limits(&self, limits: Limits) -> BoxFuture<'_, Result<Limits, EngineError>> {
         let preview = self.preview_limits(limits);
-        if !preview.fits {
+        if preview.is_ok_and(|preview| !preview.fits) {
             let allowed = format!("{} bytes or more", WEIGHTS + RESERVE);
             let refusal = EngineError::param("budget", &allowed, limits.budget.unwrap_or_default());
             return Box::pin(std::future::ready(Err(refusal)));
@@ -246,18 +246,18 @@ impl Backend for Pretended {
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn preview_limits(&self, limits: Limits) -> LimitsPreview {
+    fn preview_limits(&self, limits: Limits) -> Result<LimitsPreview, EngineError> {
         let budget = limits.budget.or(self.limits().budget).unwrap_or_default();
         let needed = WEIGHTS + RESERVE;
         let kept = self.ledger().prompt_cache;
         let demoted_bytes = kept.saturating_sub(limits.cache_ram.unwrap_or(kept));
-        LimitsPreview {
+        Ok(LimitsPreview {
             fits: budget >= needed,
             short_by: needed.saturating_sub(budget),
             largest_context: budget.saturating_sub(needed) / 131_072,
             demoted_entries: demoted_bytes.div_ceil(210_000_000) as usize,
             demoted_bytes,
-        }
+        })
     }
 
     fn cancel(&self, id: u64) -> bool {

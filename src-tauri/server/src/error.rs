@@ -123,6 +123,7 @@ impl ServerError {
                 EngineError::Cancelled => StatusCode::from_u16(499).unwrap_or(StatusCode::GONE),
                 EngineError::Loading { .. }
                 | EngineError::InsufficientMemory { .. }
+                | EngineError::BehindPinned { .. }
                 | EngineError::WaitedTooLong { .. }
                 | EngineError::EngineLost
                 | EngineError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
@@ -162,7 +163,9 @@ impl ServerError {
                 EngineError::ContextLengthExceeded { .. }
                 | EngineError::PromptBeyondMemory { .. }
                 | EngineError::PromptTooLong { .. } => Some("context_length_exceeded"),
-                EngineError::InsufficientMemory { .. } => Some("insufficient_memory"),
+                EngineError::InsufficientMemory { .. } | EngineError::BehindPinned { .. } => {
+                    Some("insufficient_memory")
+                }
                 EngineError::ModelTooLarge { .. } => Some("model_too_large"),
                 EngineError::ModelBusy { .. } => Some("model_in_use"),
                 EngineError::InvalidRequest { .. } => None,

@@ -29,7 +29,7 @@ pub(crate) async fn preview(
     State(state): State<AppState>,
     JsonObject(body): JsonObject,
 ) -> Result<Json<LimitsPreview>, ServerError> {
-    Ok(Json(state.backend().preview_limits(read(&body)?)))
+    Ok(Json(state.backend().preview_limits(read(&body)?)?))
 }
 
 /// `POST /api/hearth/requests/{id}/cancel`: ends a request that waits or runs. The number is that of `rows` in `/stats`.

@@ -133,11 +133,16 @@ pub(crate) async fn pin(
     let name = named(&body, &["model", "pinned"])?;
     let pinned = body.get("pinned").and_then(Value::as_bool);
     let pinned = pinned.ok_or_else(|| ServerError::param("pinned", "`pinned` must be true or false"))?;
-    let models = state.backend().models().await;
-    if !models.iter().any(|model| model.id == name) {
-        let available = models.into_iter().map(|model| model.id).collect();
-        return Err(EngineError::ModelNotFound { name, available }.into());
-    }
+    let mut ids: Vec<String> = state.backend().models().await.into_iter().map(|model| model.id).collect();
+    let fitting = scan::meant(&name, ids.iter().map(String::as_str));
+    let name = match *fitting {
+        [only] => ids.swap_remove(only),
+        [] => return Err(EngineError::ModelNotFound { name, available: ids }.into()),
+        _ => {
+            let available = fitting.iter().filter_map(|&n| ids.get(n).cloned()).collect();
+            return Err(EngineError::ModelNotFound { name, available }.into());
+        }
+    };
     if let Some(path) = state.config().models_toml.clone() {
         let id = name.clone();
         // What cannot be kept is not begun: the file says why.

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use toml_edit::{DocumentMut, Item};
+use toml_edit::{Document, DocumentMut, Item};
 
 /// Where a value comes from; a later one goes before an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -70,6 +70,16 @@ pub enum SettingsError {
         /// The system's words.
         message: String,
     },
+    /// The file has a value that its setting does not take.
+    #[error("{}, line {line}: {wrong}; correct it, or remove the line to have the default", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Its line, from 1.
+        line: usize,
+        /// What is wrong there.
+        wrong: Box<SettingsError>,
+    },
     /// No setting of that name.
     #[error("there is no setting `{0}`; there are {1}")]
     Unknown(String, String),
@@ -117,15 +127,16 @@ impl Settings {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
             other => other.map_err(|e| io(path, &e))?,
         };
-        let file: DocumentMut = text
-            .parse()
-            .map_err(|e: toml_edit::TomlError| SettingsError::Syntax { path: path.into(), message: e.to_string() })?;
+        let file = Document::parse(text.as_str())
+            .map_err(|e| SettingsError::Syntax { path: path.into(), message: e.to_string() })?;
         for spec in SPECS {
             if let Some(item) = file.get(spec.name) {
-                spec.value_of(item)?;
+                let line = line_of(&text, item.span());
+                let at = |wrong| SettingsError::Line { path: path.into(), line, wrong: Box::new(wrong) };
+                spec.value_of(item).map_err(at)?;
             }
         }
-        let state = State { file, ..State::default() };
+        let state = State { file: file.into_mut(), ..State::default() };
         Ok(Settings(Arc::new(Inner { path: Some(path.into()), state: Mutex::new(state) })))
     }
 
@@ -257,6 +268,12 @@ fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
     std::fs::rename(&part, path)
 }
 
+/// The line, from 1, that something of a file's text begins in.
+fn line_of(text: &str, span: Option<std::ops::Range<usize>>) -> usize {
+    let at = span.map_or(0, |span| span.start.min(text.len()));
+    text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1
+}
+
 fn io(path: &Path, e: &std::io::Error) -> SettingsError {
     SettingsError::Io { path: path.into(), message: e.to_string() }
 }
@@ -332,7 +349,8 @@ mod tests {
         std::fs::write(&path, "a = = 1").unwrap();
         let refusal = Settings::open(&path).unwrap_err().to_string();
         assert!(refusal.contains("settings.toml") && refusal.contains("remove the file"), "{refusal}");
-        std::fs::write(&path, "max_rows = \"many\"").unwrap();
-        assert!(Settings::open(&path).unwrap_err().to_string().contains("max_rows must be"));
+        std::fs::write(&path, "lan = false\nmax_rows = \"many\"").unwrap();
+        let refusal = Settings::open(&path).unwrap_err().to_string();
+        assert!(refusal.contains("settings.toml, line 2: max_rows must be"), "{refusal}");
     }
 }

@@ -291,8 +291,11 @@ impl Backend for ScriptedBackend {
     }
 
     fn set_limits(&self, limits: Limits) -> BoxFuture<'_, Result<Limits, EngineError>> {
-        let preview = self.preview_limits(limits);
-        let answer = if preview.fits {
+        let answer = self.preview_limits(limits).and_then(|preview| {
+            if !preview.fits {
+                let allowed = format!("{} bytes more", preview.short_by);
+                return Err(EngineError::param("budget", &allowed, limits.budget.unwrap_or_default()));
+            }
             let mut all = lock(&self.limits);
             *all = Limits {
                 budget: limits.budget.or(all.budget),
@@ -302,10 +305,7 @@ impl Backend for ScriptedBackend {
                 max_rows: limits.max_rows.or(all.max_rows),
             };
             Ok(*all)
-        } else {
-            let allowed = format!("{} bytes more", preview.short_by);
-            Err(EngineError::param("budget", &allowed, limits.budget.unwrap_or_default()))
-        };
+        });
         Box::pin(std::future::ready(answer))
     }
 
@@ -313,17 +313,20 @@ impl Backend for ScriptedBackend {
         *lock(&self.limits)
     }
 
-    fn preview_limits(&self, limits: Limits) -> LimitsPreview {
+    fn preview_limits(&self, limits: Limits) -> Result<LimitsPreview, EngineError> {
+        if limits.max_rows == Some(0) {
+            return Err(EngineError::param("max_rows", "between 1 and 256", 0));
+        }
         let budget = limits.budget.or(self.limits().budget).unwrap_or_default();
         let cap = limits.cache_ram.or(self.limits().cache_ram).unwrap_or_default();
         let demoted_bytes = lock(&self.cache).0.ram.bytes.saturating_sub(cap);
-        LimitsPreview {
+        Ok(LimitsPreview {
             fits: budget >= TAKEN,
             short_by: TAKEN.saturating_sub(budget),
             largest_context: (budget.saturating_sub(TAKEN) / PER_TOKEN).min(self.model.context as u64),
             demoted_entries: usize::from(demoted_bytes > 0),
             demoted_bytes,
-        }
+        })
     }
 
     fn cancel(&self, id: u64) -> bool {

@@ -1,6 +1,7 @@
 //! `hearth fit`: does a model fit on this computer, with how much context, and how fast would it be; and on which Macs.
 
 use crate::args::FitArgs;
+use crate::commands::model::meant;
 use crate::commands::preferences::places;
 use crate::failure::Failure;
 use crate::output::{self, size};
@@ -20,7 +21,7 @@ use hearth_machine::chips;
 /// # Errors
 /// Exit code 3 when the model cannot be used, 1 when it does not fit.
 pub fn run(args: &FitArgs, home: &Home) -> Result<(), Failure> {
-    let (id, path) = locate(&args.model, &places(home))?;
+    let (id, path) = locate(&meant(&args.model, home), &places(home))?;
     let (model, _) = headers::model(&path)?;
     let kv_bits = args.kv_bits.as_deref().and_then(|bits| bits.parse().ok());
     let kv = KvPolicy::for_model(&path, model.shape.layers, kv_bits)?;

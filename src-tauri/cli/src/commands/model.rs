@@ -4,9 +4,10 @@ use crate::commands::preferences::places;
 use crate::failure::Failure;
 use hearth_core::stats::Health;
 use hearth_core::{Backend, ServedModel};
-use hearth_engine::EngineHandle;
+use hearth_engine::{EngineHandle, Serving};
 use hearth_library::home::Home;
 use hearth_library::scan::{ModelEntry, resolve, scan};
+use hearth_server::settings::ModelsFile;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use std::time::Duration;
 pub fn pick(name: Option<&str>, home: &Home) -> Result<Option<ModelEntry>, Failure> {
     let places = places(home);
     if let Some(name) = name {
-        return Ok(Some(resolve(name, &places)?));
+        return Ok(Some(resolve(&meant(name, home), &places)?));
     }
     // The last used model may be gone by now, which is no error.
     if let Some(last) = home.last_model().and_then(|last| resolve(&last.model, &places).ok()) {
@@ -29,6 +30,12 @@ pub fn pick(name: Option<&str>, home: &Home) -> Result<Option<ModelEntry>, Failu
         (Some(only), None) => Ok(Some(only)),
         _ => Ok(None),
     }
+}
+
+/// What a name stands for, which may be another name of the user's in `models.toml`.
+pub fn meant(name: &str, home: &Home) -> String {
+    let aliases = ModelsFile::open(&home.models_toml()).aliases;
+    Serving { aliases, ..Serving::default() }.meant(name).to_owned()
 }
 
 /// What to say where [`pick`] finds nothing: name a model for `hearth COMMAND`, or get one first.

@@ -15,8 +15,8 @@ use tokio::sync::oneshot;
 const LONGEST_CHAIN: usize = 8;
 
 impl Serving {
-    /// What a name stands for.
-    fn meant<'a>(&'a self, name: &'a str) -> &'a str {
+    /// What a name stands for: an alias's model, else itself.
+    pub fn meant<'a>(&'a self, name: &'a str) -> &'a str {
         let mut name = name;
         for _ in 0..LONGEST_CHAIN {
             match self.aliases.get(name) {
@@ -129,19 +129,10 @@ impl EngineHandle {
         let name = self.options.serving.meant(name);
         let ids: Vec<String> =
             self.shared.update(|state| state.models.iter().map(|model| model.served.id.clone()).collect());
-        let lower = name.to_lowercase();
-        let last = |id: &str| id.rsplit('/').next().is_some_and(|last| last.to_lowercase() == lower);
-        let rules: [&dyn Fn(&str) -> bool; 3] =
-            [&|id| id == name, &last, &|id| !lower.is_empty() && id.to_lowercase().contains(&lower)];
-        for fits in rules {
-            let mut all = ids.iter().filter(|id| fits(id));
-            match (all.next(), all.next()) {
-                (Some(only), None) => return only.clone(),
-                (Some(_), Some(_)) => break,
-                _ => {}
-            }
+        match scan::meant(name, ids.iter().map(String::as_str)).as_slice() {
+            [only] => ids.get(*only).cloned().unwrap_or_else(|| name.to_owned()),
+            _ => name.to_owned(),
         }
-        name.to_owned()
     }
 
     /// Waits for a model to be in memory.

@@ -14,6 +14,14 @@ pub enum Embedding {
 }
 
 impl Embedding {
+    /// Bytes of its values.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Embedding::Rows(table) => table.nbytes() as u64,
+            Embedding::Quantized(table, _) => table.nbytes() as u64,
+        }
+    }
+
     /// Ids `[tokens]` → `[tokens, width]`.
     ///
     /// # Errors

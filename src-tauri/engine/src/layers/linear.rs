@@ -34,6 +34,15 @@ pub enum Weight {
 }
 
 impl Weight {
+    /// Bytes of its values.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Weight::Stored(values) => values.nbytes() as u64,
+            Weight::Quantized { matrix, .. } => matrix.nbytes() as u64,
+            Weight::Parts(parts) => parts.iter().map(Weight::bytes).sum(),
+        }
+    }
+
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         Ok(match self {
             Weight::Stored(w) => x.matmul(w)?,

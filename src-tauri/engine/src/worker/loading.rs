@@ -234,7 +234,14 @@ impl Worker<'_> {
                 }
                 Room::Later { .. } => return None,
                 // Nothing that ends by itself would change that.
-                Room::Pinned { needed, free } => return Some(Err(self.no_room(needed, free, expects))),
+                Room::Pinned { needed, free } => {
+                    let pinned = self.slots().filter(|slot| self.is_pinned(slot));
+                    let mut pinned: Vec<String> = pinned.filter_map(|slot| slot.id().map(str::to_owned)).collect();
+                    pinned.sort();
+                    let (model, budget) = (id.to_owned(), self.fixed.budget);
+                    let refusal = EngineError::BehindPinned { model, needed, free, budget, pinned };
+                    return Some(Err(self.not_loaded(refusal, expects)));
+                }
             }
         }
         Some(self.load(dir, id, sizes, expects))

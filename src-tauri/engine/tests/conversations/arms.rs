@@ -49,7 +49,7 @@ impl Arm {
             Self::start_with(dir, EngineOptions { memory: roomy.clone(), prefill_chunk, ..EngineOptions::default() });
         let fits = |&mb: &u64| {
             let limits = Limits { budget: Some(mb << 16), ..Limits::default() };
-            arm.engine.preview_limits(limits).largest_context >= context
+            arm.engine.preview_limits(limits).unwrap().largest_context >= context
         };
         let budget = (1..1 << 14).find(fits).map(|mb| mb << 16);
         arm.engine.shutdown();

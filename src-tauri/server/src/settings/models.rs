@@ -1,7 +1,7 @@
 //! `models.toml` in Hearth's home: other names for models, and settings of single models. A person writes it; what is
 //! wrong in it is named with its line and left out, and the rest works.
 
-use super::SettingsError;
+use super::{SettingsError, line_of};
 use hearth_core::model_settings::{ModelSettings, stay};
 use hearth_core::sampling;
 use serde_json::Value;
@@ -180,11 +180,6 @@ fn json_of(item: &Item) -> Value {
         (.., Some(text)) => text.into(),
         _ => Value::Null,
     }
-}
-
-fn line_of(text: &str, span: Option<std::ops::Range<usize>>) -> usize {
-    let at = span.map_or(0, |span| span.start.min(text.len()));
-    text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
 #[cfg(test)]

@@ -18,7 +18,9 @@ impl From<SettingsError> for ServerError {
             SettingsError::Unknown(name, _) | SettingsError::Value { name, .. } => {
                 ServerError::param(name.clone(), e.to_string())
             }
-            SettingsError::Io { .. } | SettingsError::Syntax { .. } => ServerError::bad(e.to_string()),
+            SettingsError::Io { .. } | SettingsError::Syntax { .. } | SettingsError::Line { .. } => {
+                ServerError::bad(e.to_string())
+            }
         }
     }
 }
