@@ -1,4 +1,5 @@
-//! How fast a row is decoded while conversations are written to disk, and how fast right before and after.
+//! How fast a row is decoded while conversations are written to disk, and how fast right before and after. A machine's
+//! speed drifts by more than what is looked for, so that each conversation makes a pair of its own.
 
 use super::lines::Line;
 use super::{Bench, HEARTH, SAVING, message, ssd, turns};
@@ -8,7 +9,7 @@ use crate::server::Server;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 use std::net::SocketAddr;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,10 +18,11 @@ pub const NAME: &str = "decode while 500 MB are written";
 
 /// Conversations of about 1,550 tokens, 72 MB each: 500 MB.
 const CONVERSATIONS: usize = 7;
-const QUICK_CONVERSATIONS: usize = 1;
-/// How long to look without writing, before and after.
-const WINDOW: Duration = Duration::from_secs(8);
-const QUICK_WINDOW: Duration = Duration::from_secs(2);
+const QUICK_CONVERSATIONS: usize = 2;
+/// How long to look without writing, before and after each; writing one takes twice as long.
+const WINDOW: Duration = Duration::from_secs(3);
+/// From the end of a conversation's prefill to the first window.
+const SETTLED: Duration = Duration::from_millis(500);
 /// Tokens before the first window.
 const RUN_UP: usize = 24;
 /// More than there is time for.
@@ -30,38 +32,36 @@ const TOKENS: usize = 6000;
 pub fn while_writing(bench: &Bench<'_>) -> Result<Line> {
     bench.new_home()?;
     let mut server = bench.serve(HEARTH, &bench.contest.quantized)?;
-    let (mut with, mut without, mut rates) = (Vec::new(), Vec::new(), Vec::new());
+    let mut pairs = Vec::new();
     bench.rounds(NAME, &[HEARTH], |_, round| {
-        let count = if bench.options.quick { QUICK_CONVERSATIONS } else { CONVERSATIONS };
-        for number in 0..count {
-            let number = 6000 + round * count + number;
-            let [system, user] = [turns::words(number, 1000), turns::words(number + 500_000, 550)];
-            turns::ask(server.address, &[message("system", &system), message("user", &user)], 8, None)?;
-        }
-        let pair = one(bench, &server)?;
+        let count = match (round, bench.options.quick) {
+            (0, _) => 1,
+            (_, true) => QUICK_CONVERSATIONS,
+            (_, false) => CONVERSATIONS,
+        };
+        let first = 6000 + round * CONVERSATIONS;
+        let measured = beside_a_row(bench, &server, first..first + count)?;
         bench.cache("clear")?;
         if round > 0 {
-            with.push(pair.with);
-            without.push(pair.without);
-            rates.push((pair.bytes as f64 / 1e6, pair.seconds));
+            pairs.extend(measured);
         }
         Ok(())
     })?;
     server.end_within(SAVING)?;
-    let (bytes, seconds) = rates.iter().fold((0.0, 0.0), |(b, s), (bytes, seconds)| (b + bytes, s + seconds));
-    let rounds = rates.len().max(1) as f64;
+    let (bytes, seconds) = pairs.iter().fold((0, 0.0), |(b, s), pair| (b + pair.bytes, s + pair.seconds));
+    let (count, mb) = (pairs.len(), bytes as f64 / 1e6);
     Ok(Line {
         name: NAME.into(),
         unit: "tok/s",
-        hearth: with,
+        hearth: pairs.iter().map(|pair| pair.with).collect(),
         against: "before and after",
-        other: without,
+        other: pairs.iter().map(|pair| pair.without).collect(),
         target: Some(Target::AtLeast(0.95)),
-        note: format!("{:.0} MB in {:.1} s, {:.0} MB/s", bytes / rounds, seconds / rounds, bytes / seconds),
+        note: format!("{count} pairs, {mb:.0} MB in {seconds:.1} s, {:.0} MB/s", mb / seconds),
     })
 }
 
-/// One running row.
+/// One conversation beside a running row.
 struct Pair {
     with: f64,
     without: f64,
@@ -70,11 +70,10 @@ struct Pair {
     seconds: f64,
 }
 
-/// A row runs; a while later everything in memory is written, at the rate that the writer keeps to beside a row.
-fn one(bench: &Bench<'_>, server: &Server) -> Result<Pair> {
+/// A row runs, and conversations come and are written one after the other, at the rate that the writer keeps to beside a
+/// row.
+fn beside_a_row(bench: &Bench<'_>, server: &Server, numbers: Range<usize>) -> Result<Vec<Pair>> {
     let (tokens, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let written = || -> Result<u64> { ssd(server)?["written"].as_u64().context("no written bytes in /stats") };
-    let window = if bench.options.quick { QUICK_WINDOW } else { WINDOW };
     std::thread::scope(|scope| {
         let row = scope.spawn(|| stream(server.address, &tokens, &stop));
         let measured = (|| {
@@ -83,23 +82,33 @@ fn one(bench: &Bench<'_>, server: &Server) -> Result<Pair> {
                 alive()?;
                 std::thread::sleep(Duration::from_millis(10));
             }
-            let rest = || {
-                std::thread::sleep(window);
-                Ok(())
-            };
-            let before = rate(&tokens, rest)?;
-            let at = written()?;
-            let with = rate(&tokens, || bench.cache("flush").map(|_| ()))?;
-            let bytes = written()? - at;
-            let after = rate(&tokens, rest)?;
-            alive()?;
-            let without = f64::midpoint(before.0, after.0);
-            Ok(Pair { with: with.0, without, bytes, seconds: with.1 })
+            let pairs = numbers.map(|number| {
+                let pair = one(bench, server, &tokens, number)?;
+                alive().map(|()| pair)
+            });
+            pairs.collect::<Result<Vec<_>>>()
         })();
         stop.store(true, Ordering::Relaxed);
         row.join().map_err(|_| anyhow::anyhow!("the client failed"))??;
         measured
     })
+}
+
+fn one(bench: &Bench<'_>, server: &Server, tokens: &AtomicUsize, number: usize) -> Result<Pair> {
+    let written = || -> Result<u64> { ssd(server)?["written"].as_u64().context("no written bytes in /stats") };
+    let [system, user] = [turns::words(number, 1000), turns::words(number + 500_000, 550)];
+    turns::ask(server.address, &[message("system", &system), message("user", &user)], 8, None)?;
+    std::thread::sleep(SETTLED);
+    let rest = || {
+        std::thread::sleep(WINDOW);
+        Ok(())
+    };
+    let before = rate(tokens, rest)?;
+    let at = written()?;
+    let with = rate(tokens, || bench.cache("flush").map(|_| ()))?;
+    let bytes = written()? - at;
+    let after = rate(tokens, rest)?;
+    Ok(Pair { with: with.0, without: f64::midpoint(before.0, after.0), bytes, seconds: with.1 })
 }
 
 /// Tokens per second while `work` is done, and the seconds that it took.
