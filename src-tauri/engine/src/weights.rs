@@ -44,6 +44,16 @@ const UNPACK_SHARE: f64 = 0.6;
 /// Floats of an arena: 256 MB. Not all at once, because files hold matrices that no model asks for.
 const ARENA: usize = 64 << 20;
 
+/// A tensor of fewer bytes is copied: that costs less than the operations that it takes to have it in place.
+const IN_PLACE: u64 = 16 << 10;
+
+/// Room of MLX's for a tensor of so many bytes; `None` for a small one, one that MLX cannot count in a row, and where there
+/// is no such room.
+fn in_place(bytes: u64) -> Option<Block> {
+    let floats = usize::try_from(bytes.div_ceil(4)).ok().filter(|&floats| floats < Arena::MOST / 2)?;
+    if bytes < IN_PLACE { None } else { Arena::new(floats).ok()?.take(floats) }
+}
+
 impl<'a> Weights<'a> {
     /// Prepares to load from this folder, laid out for this device.
     pub fn new(
@@ -359,11 +369,23 @@ impl<'a> Weights<'a> {
         Ok(if self.device == Device::Cpu { tensor.astype(Dtype::F32)? } else { tensor })
     }
 
-    /// The tensor as stored.
+    /// The tensor as stored, read to where MLX keeps it: a second copy of a model's largest matrix can be gigabytes.
     fn raw(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        let (bytes, dtype) = self.stored(name, shape)?;
+        let info = self.check_shape(name, shape)?;
+        let dtype = self.dtype(name, info)?;
         let dims: Vec<i32> = shape.iter().map(|&d| d as i32).collect();
-        Ok(Tensor::from_bytes(&bytes, &dims, dtype)?)
+        match in_place(info.bytes) {
+            Some(mut block) => {
+                let bytes = block.bytes().get_mut(..info.bytes as usize).unwrap_or_default();
+                self.fetch(info, bytes)?;
+                Ok(block.into_tensor_of(dtype, &dims)?)
+            }
+            None => {
+                let mut bytes = vec![0; info.bytes as usize];
+                self.fetch(info, &mut bytes)?;
+                Ok(Tensor::from_bytes(&bytes, &dims, dtype)?)
+            }
+        }
     }
 
     /// A float tensor's values on the host, row-major.
@@ -388,18 +410,21 @@ impl<'a> Weights<'a> {
     /// [`Weights::stored`] into a buffer that may have been used before.
     fn stored_into(&mut self, name: &str, shape: &[usize], bytes: &mut Vec<u8>) -> Result<Dtype> {
         let info = self.check_shape(name, shape)?;
-        let dtype = match info.dtype {
+        let dtype = self.dtype(name, info)?;
+        bytes.resize(info.bytes as usize, 0);
+        self.fetch(info, bytes)?;
+        Ok(dtype)
+    }
+
+    fn dtype(&self, name: &str, info: &TensorInfo) -> Result<Dtype> {
+        Ok(match info.dtype {
             folder::Dtype::F32 => Dtype::F32,
             folder::Dtype::F16 => Dtype::F16,
             folder::Dtype::BF16 => Dtype::Bf16,
             folder::Dtype::U32 => Dtype::U32,
             folder::Dtype::U8 => Dtype::U8,
             other => return Err(self.mismatch(name, "dtype F32, F16, BF16, U32 or U8", format!("{other:?}")).into()),
-        };
-        self.fetch(info, bytes)?;
-        self.read += info.bytes;
-        (self.progress)(self.read as f64 / self.total.max(1) as f64);
-        Ok(dtype)
+        })
     }
 
     fn check_shape(&self, name: &str, shape: &[usize]) -> Result<&'a TensorInfo> {
@@ -413,16 +438,18 @@ impl<'a> Weights<'a> {
         Ok(info)
     }
 
-    fn fetch(&mut self, info: &TensorInfo, bytes: &mut Vec<u8>) -> Result<()> {
+    /// Reads a tensor's bytes, all of them.
+    fn fetch(&mut self, info: &TensorInfo, bytes: &mut [u8]) -> Result<()> {
         let path = self.shard(info);
         let io = |e: std::io::Error| CoreError::Io { file: path.to_owned(), message: e.to_string() };
         let file = match self.open.take() {
             Some((shard, file)) if shard == info.shard => file,
             _ => File::open(path).map_err(io)?,
         };
-        bytes.resize(info.bytes as usize, 0);
         file.read_exact_at(bytes, info.offset).map_err(io)?;
         self.open = Some((info.shard, file));
+        self.read += info.bytes;
+        (self.progress)(self.read as f64 / self.total.max(1) as f64);
         Ok(())
     }
 

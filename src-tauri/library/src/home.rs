@@ -278,7 +278,12 @@ impl std::fmt::Display for Holder {
                     None => Ok(()),
                 }
             }
-            (None, Some(pid)) => write!(f, "process {pid} is starting or stopping"),
+            (None, Some(pid)) => {
+                write!(
+                    f,
+                    "process {pid} is starting or stopping (or its server.json was lost: then `kill {pid}` stops it)"
+                )
+            }
             (None, None) => f.write_str("another process is starting or stopping"),
         }
     }

@@ -4,8 +4,8 @@
 //! lie wherever malloc puts them. Here MLX allocates once, the host writes in place, and the tensors are views. The
 //! one operation that allocates without writing is loading, from a reader that has nothing to say.
 
-use crate::call::{Result, array};
-use crate::tensor::{Tensor, eval};
+use crate::call::{MlxError, Result, array};
+use crate::tensor::{Dtype, Tensor, eval};
 use std::ffi::{c_char, c_int, c_void};
 
 /// Blocks begin at whole cache lines.
@@ -72,6 +72,31 @@ impl Block {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(self.at), self.len) }
     }
 
+    /// The same memory as bytes.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        let values = self.values();
+        // SAFETY: the same memory, and any bytes are floats.
+        unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+    }
+
+    /// The tensor of the first bytes, row-major, in place; little-endian, as everything here.
+    ///
+    /// # Errors
+    /// If there are fewer bytes than `shape` and `dtype` say, or so many elements that MLX cannot count them in a row.
+    pub fn into_tensor_of(self, dtype: Dtype, shape: &[i32]) -> Result<Tensor> {
+        let elements = shape.iter().try_fold(1i32, |n, &d| n.checked_mul(d));
+        let most = self.len.checked_mul(size_of::<f32>() / dtype.size()).and_then(|n| i32::try_from(n).ok());
+        let fits = |elements: &i32| most.is_some_and(|most| (0..=most).contains(elements));
+        let Some(elements) = elements.filter(fits) else {
+            let message = format!("{shape:?} of {dtype:?} does not fit into {} floats", self.len);
+            return Err(MlxError { operation: "view", message });
+        };
+        let floats = self.flat.slice(0, self.at as i32, (self.at + self.len) as i32)?;
+        let tensor = floats.view(dtype)?.slice(0, 0, elements)?.reshape(shape)?;
+        eval([&tensor])?;
+        Ok(tensor)
+    }
+
     /// The tensor of these values, row-major, in place.
     ///
     /// # Errors
@@ -114,8 +139,13 @@ fn unwritten(len: usize) -> Result<Tensor> {
     };
     // SAFETY: the table's functions take the file that is passed with it; `free` ends it when MLX is done with it.
     let reader = unsafe { mlx_sys::mlx_io_reader_new(file.cast(), table) };
-    // SAFETY: the reader lives across the call, and MLX counts its own handle to it.
-    let tensor = array("load", |res, s| unsafe { mlx_sys::mlx_load_reader(res, reader, s) });
+    // A GPU cannot load; what the CPU allocates is its memory too.
+    // SAFETY: a fresh handle.
+    let cpu = unsafe { mlx_sys::mlx_default_cpu_stream_new() };
+    // SAFETY: reader and stream live across the call, and MLX counts its own handle to the reader.
+    let tensor = array("load", |res, _| unsafe { mlx_sys::mlx_load_reader(res, reader, cpu) });
+    // SAFETY: this handle is ours, and freed once.
+    unsafe { mlx_sys::mlx_stream_free(cpu) };
     // SAFETY: this handle is ours, and freed once.
     unsafe { mlx_sys::mlx_io_reader_free(reader) };
     tensor
@@ -201,5 +231,25 @@ mod tests {
         drop(tensor);
         assert_eq!(product.to_vec_f32().unwrap(), [24.0; 15]);
         assert!(last.into_tensor(&[3, 5]).is_err());
+    }
+
+    #[test]
+    fn bytes_become_tensors_of_any_dtype_in_place() {
+        for (dtype, bytes, ones) in [
+            (Dtype::F32, vec![0, 0, 0x80, 0x3f], [3, 2]),
+            (Dtype::Bf16, vec![0x80, 0x3f], [3, 3]),
+            (Dtype::F16, vec![0, 0x3c], [1, 5]),
+            (Dtype::U32, vec![1, 0, 0, 0], [2, 2]),
+            (Dtype::U8, vec![1], [7, 1]),
+        ] {
+            let count = (ones[0] * ones[1]) as usize;
+            let room = || Arena::new(9).unwrap().take((count * dtype.size()).div_ceil(4)).unwrap();
+            let mut block = room();
+            block.bytes().iter_mut().zip(bytes.iter().cycle()).for_each(|(to, from)| *to = *from);
+            let tensor = block.into_tensor_of(dtype, &ones).unwrap();
+            assert_eq!((tensor.dtype().unwrap(), tensor.shape()), (dtype, ones.to_vec()));
+            assert_eq!(tensor.astype(Dtype::F32).unwrap().to_vec_f32().unwrap(), vec![1.0; count], "{dtype:?}");
+            assert!(room().into_tensor_of(dtype, &[ones[0], ones[1] + 4]).is_err(), "{dtype:?}");
+        }
     }
 }

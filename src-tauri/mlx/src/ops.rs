@@ -81,6 +81,12 @@ reduce! {
 }
 
 impl Tensor {
+    /// The same bytes read as another dtype; the last dimension grows or shrinks with the size of an element.
+    pub fn view(&self, dtype: Dtype) -> Result<Tensor> {
+        // SAFETY: the handle lives across the call.
+        array("view", |res, s| unsafe { mlx_sys::mlx_view(res, self.raw(), dtype.raw(), s) })
+    }
+
     pub fn astype(&self, dtype: Dtype) -> Result<Tensor> {
         // SAFETY: the handle lives across the call.
         array("astype", |res, s| unsafe { mlx_sys::mlx_astype(res, self.raw(), dtype.raw(), s) })

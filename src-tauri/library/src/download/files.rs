@@ -190,7 +190,8 @@ impl FileJob {
                 inner.whole = !inner.use_tag;
                 inner.use_tag = false;
             }
-            Restart::Changed => {}
+            // Twice: its tags say nothing of the content, such as those of several machines that disagree. The checksum does.
+            Restart::Changed => inner.use_tag &= generation == 0,
             Restart::Mismatch => inner.mismatches += 1,
         }
         (inner.source, inner.tag) = (None, None);
