@@ -247,7 +247,7 @@ mod tests {
             let mut block = room();
             block.bytes().iter_mut().zip(bytes.iter().cycle()).for_each(|(to, from)| *to = *from);
             let tensor = block.into_tensor_of(dtype, &ones).unwrap();
-            assert_eq!((tensor.dtype().unwrap(), tensor.shape()), (dtype, ones.to_vec()));
+            assert_eq!((tensor.dtype().unwrap(), tensor.shape()), (dtype, &ones[..]));
             assert_eq!(tensor.astype(Dtype::F32).unwrap().to_vec_f32().unwrap(), vec![1.0; count], "{dtype:?}");
             assert!(room().into_tensor_of(dtype, &[ones[0], ones[1] + 4]).is_err(), "{dtype:?}");
         }
