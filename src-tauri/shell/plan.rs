@@ -104,6 +104,7 @@ fn engine(home: &Home, settings: &Settings) -> EngineOptions {
             budget,
             budget_from: if budget.is_some() { "settings" } else { "default" }.to_owned(),
             reserve: settings.number("reserve"),
+            learned: Some(Log::of(home)),
             ..MemoryOptions::default()
         },
         cache: CacheOptions {

@@ -12,6 +12,7 @@ use hearth_core::model_settings::ModelSettings;
 use hearth_core::stats::{CacheClear, CacheFlush, Health, STATS_VERSION, Stats, Totals};
 use hearth_core::stats::{ModelStats, PressureLevel};
 use hearth_core::{Backend, EngineError, GenerateRequest, Generation, Limits, LimitsPreview, ServedModel};
+use hearth_library::learned::Log;
 use hearth_library::scan::Places;
 use hearth_machine::{chips, pressure};
 use hearth_mlx::Device;
@@ -86,6 +87,9 @@ pub struct MemoryOptions {
     /// A request that is alone and has no room all the same is refused after this long: what it waits for is not
     /// Hearth's to give.
     pub longest_stall: Duration,
+    /// Where measured peaks are kept. A model that took more than was computed for it is charged for that from its next
+    /// load on.
+    pub learned: Option<Log>,
 }
 
 impl Default for MemoryOptions {
@@ -96,6 +100,7 @@ impl Default for MemoryOptions {
             reserve: None,
             pressure: pressure::Shared::default(),
             longest_stall: Duration::from_secs(30),
+            learned: None,
         }
     }
 }

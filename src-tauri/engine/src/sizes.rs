@@ -1,4 +1,5 @@
-//! What things cost with one model on this device: `fit`'s arithmetic, with the weights as they really are.
+//! What things cost with one model on this device: `fit`'s arithmetic, with the weights as they really are, raised where more
+//! was measured than predicted.
 
 use crate::rooms::Costs;
 use hearth_core::EngineError;
@@ -6,6 +7,7 @@ use hearth_core::fit::memory::{Sizing, Terms};
 use hearth_core::fit::{Device as FitDevice, Machine};
 use hearth_core::kv_policy::KvPolicy;
 use hearth_library::headers;
+use hearth_library::learned::{Log, key_of};
 use hearth_machine::chips;
 use hearth_mlx::Device;
 use std::path::Path;
@@ -36,12 +38,21 @@ pub fn machine(device: Device) -> Machine {
 }
 
 impl Sizes {
-    /// Of the model in this folder, from its headers. `None` where they say too little: loading it will say what is
-    /// wrong.
-    pub fn of_folder(dir: &Path, machine: &Machine, kv_bits: Option<u8>, chunk: usize) -> Option<Self> {
+    /// Of the model in this folder, from its headers, and from what was learned of the model of this id. `None` where the
+    /// headers say too little: loading it will say what is wrong.
+    pub fn of_folder(
+        (id, dir): (&str, &Path),
+        machine: &Machine,
+        kv_bits: Option<u8>,
+        chunk: usize,
+        log: Option<&Log>,
+    ) -> Option<Self> {
         let (model, _) = headers::model(dir).ok()?;
         let kv = KvPolicy::for_model(dir, model.shape.layers, kv_bits).ok()?;
         let sizing = Sizing::new(&model, machine, &kv);
+        let key = || key_of(id, dir, machine.device, &kv, &hearth_mlx::version()).ok();
+        let learned = log.and_then(|log| Some(log.of_key(&key()?, sizing.weights())));
+        let sizing = sizing.learning(learned.unwrap_or_default());
         let weights = sizing.weights();
         let (vocab, context, chunk) = (model.shape.vocab, model.shape.context, (chunk as u64).max(1));
         Some(Sizes { sizing, weights, reserve: 0, vocab, context, allocator: 0, chunk })
@@ -126,12 +137,12 @@ impl Costs for Sizes {
     }
 
     fn chunk(&self, chunk: u64, context: u64) -> u64 {
-        self.sizing.transient(chunk, context)
+        self.sizing.raised(chunk, context)
     }
 
     fn step(&self, rows: u64, context: u64) -> u64 {
         // The arithmetic has the logits of one row, as they are and as they are worked on.
-        self.sizing.transient(rows, context) + (rows - 1) * 16 * self.vocab
+        self.sizing.raised(rows, context) + (rows - 1) * 16 * self.vocab
     }
 
     fn allocator(&self, transient: u64) -> u64 {

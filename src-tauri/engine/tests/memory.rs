@@ -3,13 +3,21 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use hearth_core::fit::learned::{MemoryRun, Record};
+use hearth_core::fit::memory::Sizing;
+use hearth_core::kv_policy::KvPolicy;
 use hearth_core::stats::{GuardLevel, LedgerStats, PressureLevel, Stats};
 use hearth_core::{Backend, EngineError, Event, FinishReason, GenerateRequest, Generation, Limits, ServedModel};
 use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions, MemoryOptions};
+use hearth_library::headers;
+use hearth_library::home::Home;
+use hearth_library::learned::{Log, key_of};
+use hearth_machine::chips;
 use hearth_machine::pressure::{Shared, Told};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tempfile::TempDir;
 
 /// MLX's allocator is one for all engines of a process: they take turns.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -152,6 +160,41 @@ fn weights_are_what_the_allocator_says() {
         assert!((least..=most).contains(&allocated), "{name}: {allocated} of {}", memory.weights);
         engine.shutdown();
     }
+}
+
+/// What was measured above what was computed is charged for; what was below is no reason to take more.
+#[test]
+fn what_was_learned_raises_what_a_context_takes() {
+    let _alone = alone();
+    let dir = TempDir::new().unwrap();
+    let home = Home::at(dir.path());
+    let log = Log::of(&home);
+    let folder = golden("llama-f32");
+    let (model, _) = headers::model(&folder).unwrap();
+    let kv = KvPolicy::for_model(&folder, model.shape.layers, None).unwrap();
+    let here = chips::here();
+    let weights = Sizing::new(&model, &here, &kv).weights();
+    let key = key_of("llama-f32", &folder, here.device, &kv, &hearth_mlx::version()).unwrap();
+    let learn = |measured| {
+        let memory = MemoryRun { tokens: 512, rows: 1, predicted: 3000, predicted_transient: 1000, measured };
+        let record =
+            Record { at: 1, from: "serve".into(), key: key.clone(), weights, memory: Some(memory), speed: None };
+        log.append(&record).unwrap();
+    };
+    let context_in = |budget| {
+        let mut options = options(budget);
+        options.memory.learned = Some(log.clone());
+        let (engine, model) = start(options);
+        engine.shutdown();
+        model.context
+    };
+    let budget = budget_for(1000);
+    assert_eq!(context_in(budget), 1000);
+    learn(2600);
+    assert_eq!(context_in(budget), 1000, "less was measured");
+    learn(3500);
+    let context = context_in(budget);
+    assert!((256..1000).contains(&context), "half as much again was measured: {context}");
 }
 
 #[test]

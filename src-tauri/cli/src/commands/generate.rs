@@ -49,7 +49,7 @@ pub async fn run(args: GenerateArgs, home: &Home) -> Result<(), Failure> {
         max_rows: 1,
         prefill_chunk: args.engine.prefill_chunk as usize,
         context: args.engine.context.map(|n| n as usize),
-        memory: local::memory(&args.engine),
+        memory: local::memory(&args.engine, home),
         // One prompt: nothing comes back to it.
         cache: CacheOptions { ram: 0, ssd: 0, ..CacheOptions::default() },
         ..EngineOptions::default()

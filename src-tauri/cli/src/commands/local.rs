@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use hearth_core::stats::Health;
 use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions, MemoryOptions};
 use hearth_library::home::Home;
+use hearth_library::learned::Log;
 use hearth_server::{ServerConfig, bind, serve};
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,12 +69,13 @@ pub fn doing(health: &Health) -> String {
     }
 }
 
-/// What the flags say about memory.
-pub fn memory(args: &EngineArgs) -> MemoryOptions {
+/// What the flags and what was measured say about memory.
+pub fn memory(args: &EngineArgs, home: &Home) -> MemoryOptions {
     MemoryOptions {
         budget: args.memory_budget,
         budget_from: args.budget_from().to_owned(),
         reserve: args.reserve,
+        learned: Some(Log::of(home)),
         ..MemoryOptions::default()
     }
 }

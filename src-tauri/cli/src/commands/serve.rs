@@ -84,7 +84,7 @@ pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
         max_rows: args.max_rows as usize,
         prefill_chunk: args.engine.prefill_chunk as usize,
         context: args.engine.context.map(|n| n as usize),
-        memory: local::memory(&args.engine),
+        memory: local::memory(&args.engine, home),
         cache,
         // Nor does a request load anything then, before somebody has: it may go down again.
         serving: Serving { held: left.is_some(), ..serving(&args, &places, home) },

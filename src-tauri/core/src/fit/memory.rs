@@ -209,6 +209,18 @@ impl Sizing {
         self.layer(chunk, context) + self.unconverted(chunk, context) + self.kept.unpacked_at_once
     }
 
+    /// [`Sizing::transient`], raised by the share that what was measured was above it: for whoever has to keep to it, and
+    /// takes no comfort from what turned out to be less.
+    pub fn raised(&self, chunk: u64, context: u64) -> u64 {
+        let (computed, whole) =
+            (self.transient(chunk, context), |context: u64| self.transient(context.min(CHUNK), context));
+        let (full, measured) = (whole(context), self.learned.transient(context, whole));
+        if measured <= full || full == 0 {
+            return computed;
+        }
+        u64::try_from(u128::from(computed) * u128::from(measured) / u128::from(full)).unwrap_or(u64::MAX)
+    }
+
     /// What a layer holds while a chunk of a row of `context` tokens is computed; grows with both.
     fn layer(&self, chunk: u64, context: u64) -> u64 {
         let (shape, element) = (&self.shape, self.element);

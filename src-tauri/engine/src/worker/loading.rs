@@ -212,7 +212,8 @@ impl Worker<'_> {
         // What is free decides how weights are laid out, and what may leave will be free by then.
         let leaving: u64 = self.leavers(None).into_iter().map(|(_, weights)| weights).sum();
         self.machine.available = Some(hearth_machine::memory().available.saturating_add(leaving));
-        let look = || Sizes::of_folder(dir, &self.machine, kv_bits, self.options.prefill_chunk);
+        let (chunk, log) = (self.options.prefill_chunk, self.options.memory.learned.as_ref());
+        let look = || Sizes::of_folder((id, dir), &self.machine, kv_bits, chunk, log);
         let sizes = load.sizes.get_or_insert_with(look).clone();
         let sizes = sizes.map(|sizes| sizes.with_limits(self.fixed.reserve, allocator));
         let expects = load.expects || !load.requests.is_empty();
