@@ -38,7 +38,7 @@ pub struct Desk {
     bus: String,
     /// XDG_RUNTIME_DIR.
     run: TempDir,
-    _manager: Ended,
+    manager: Ended,
     _bus: Ended,
     _screen: Ended,
 }
@@ -48,7 +48,9 @@ impl Desk {
     pub fn new() -> Self {
         let run = tempfile::Builder::new().prefix("hearth-desk-").tempdir().unwrap();
         let mut xvfb = program("Xvfb");
-        xvfb.args(["-displayfd", "1", "-screen", "0", "1280x900x24", "-nolisten", "tcp"]).stderr(Stdio::null());
+        // Without the last flag the screen begins anew when its last client leaves, and ends whoever is just coming.
+        xvfb.args(["-displayfd", "1", "-screen", "0", "1280x900x24", "-nolisten", "tcp", "-noreset"])
+            .stderr(Stdio::null());
         let (screen, number) = says(xvfb);
         let display = format!(":{number}");
         let mut daemon = program("dbus-daemon");
@@ -58,9 +60,14 @@ impl Desk {
         let mut openbox = program("openbox");
         openbox.args(["--sm-disable"]).env("DISPLAY", &display).env("XDG_RUNTIME_DIR", run.path());
         openbox.env("HOME", run.path()).stdout(Stdio::null()).stderr(Stdio::null());
-        let manager = Ended(openbox.spawn().expect("openbox"));
-        let desk = Desk { panel, display, bus, run, _manager: manager, _bus: daemon, _screen: screen };
-        eventually("the window manager", || desk.tool("wmctrl", &["-m"]).is_some());
+        let mut manage = || Ended(openbox.spawn().expect("openbox"));
+        let mut desk = Desk { panel, display, bus, run, manager: manage(), _bus: daemon, _screen: screen };
+        eventually("the window manager", || {
+            if desk.manager.0.try_wait().unwrap().is_some() {
+                desk.manager = manage();
+            }
+            desk.tool("wmctrl", &["-m"]).is_some()
+        });
         desk
     }
 
