@@ -50,7 +50,7 @@ async fn limits_are_shown_tried_and_changed() {
     let (status, refusal) = send(&s, reqwest::Method::PUT, "limits", Some(little)).await;
     assert_eq!((status, &refusal["error"]["param"]), (400, &json!("budget")));
     assert_eq!(get().await.1, all);
-    for wrong in [json!({"budget": "1GB"}), json!({"size": 5}), json!({"context": -1})] {
+    for wrong in [json!({"budget": "1GB"}), json!({"size": 5}), json!({"context": -1}), json!({"max_rows": 0})] {
         for (method, path) in [(reqwest::Method::PUT, "limits"), (reqwest::Method::POST, "limits/preview")] {
             let (status, refusal) = send(&s, method, path, Some(wrong.clone())).await;
             let name = wrong.as_object().unwrap().keys().next().unwrap();

@@ -307,5 +307,13 @@ mod tests {
         let now = now.to_string();
         assert!(now.contains("2000.0 B and 1999.0 B") || now.contains("2000 B and 1999 B"), "{now}");
         assert!(!now.contains("context"), "{now}");
+        let behind = |pinned: &[&str]| {
+            let pinned = pinned.iter().map(|&id| id.to_owned()).collect();
+            let (needed, free, budget) = (31_000_000, 30_000_000, 1 << 30);
+            EngineError::BehindPinned { model: "c".into(), needed, free, budget, pinned }.to_string()
+        };
+        let one = behind(&["a"]);
+        assert!(one.contains("c needs 31.0 MB and 30.0 MB") && one.contains("while a stays pinned; unpin it"), "{one}");
+        assert!(behind(&["a", "b"]).contains("while a and b stay pinned; unpin one, or raise --memory-budget"));
     }
 }

@@ -1,7 +1,11 @@
 //! What a person sets for one model, whatever a request does not say.
 
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+/// Longest name that is an alias of an alias of …
+const LONGEST_CHAIN: usize = 8;
 
 /// Settings of one model. They go before what holds for all models and before the model's own defaults; flags,
 /// variables and requests go before them.
@@ -19,6 +23,18 @@ pub struct ModelSettings {
     pub template: Option<String>,
     /// Sampling defaults by the names of `generation_config.json`.
     pub sampling: Map<String, Value>,
+}
+
+/// What a name stands for: the model of an alias, or of an alias of an alias, else itself.
+pub fn stands_for<'a>(aliases: &'a BTreeMap<String, String>, name: &'a str) -> &'a str {
+    let mut name = name;
+    for _ in 0..LONGEST_CHAIN {
+        match aliases.get(name) {
+            Some(other) => name = other,
+            None => break,
+        }
+    }
+    name
 }
 
 /// How long a model is to stay: seconds, or a text with a unit (`90s`, `5m`, `2h`); a negative one is for ever, which is

@@ -261,7 +261,8 @@ impl Shared {
 /// The budget: as asked for, but never more than the machine has, else the default. Settings that came from a larger
 /// machine do not keep the engine from starting.
 fn budget(asked: Option<u64>) -> u64 {
-    let (ram, Some(asked)) = (hearth_machine::memory().total, asked) else { return default_budget(&chips::here()) };
+    let Some(asked) = asked else { return default_budget(&chips::here()) };
+    let ram = hearth_machine::memory().total;
     if asked > ram {
         tracing::warn!("the memory budget is {ram} bytes, all of this machine's memory: {asked} were asked for");
     }

@@ -40,13 +40,12 @@ pub fn shown(state: &State) -> Limits {
 
 /// Checks that each limit is one that could hold on this machine, whatever is loaded.
 fn check_ranges(state: &State, asked: Limits) -> Result<(), EngineError> {
-    let ram = hearth_machine::memory().total;
-    if let Some(budget) = asked.budget.filter(|&budget| budget > ram) {
-        return Err(EngineError::param(
-            "budget",
-            &format!("at most {ram} bytes, all of this machine's memory"),
-            budget,
-        ));
+    if let Some(budget) = asked.budget {
+        let ram = hearth_machine::memory().total;
+        if budget > ram {
+            let allowed = format!("at most {ram} bytes, all of this machine's memory");
+            return Err(EngineError::param("budget", &allowed, budget));
+        }
     }
     if let Some(rows) = asked.max_rows.filter(|rows| !(1..=256).contains(rows)) {
         return Err(EngineError::param("max_rows", "between 1 and 256", rows));

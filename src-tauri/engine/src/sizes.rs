@@ -41,7 +41,8 @@ impl Sizes {
     /// Of the model in this folder, from its headers, and from what was learned of the model of this id. `None` where the
     /// headers say too little: loading it will say what is wrong.
     pub fn of_folder(
-        (id, dir): (&str, &Path),
+        id: &str,
+        dir: &Path,
         machine: &Machine,
         kv_bits: Option<u8>,
         chunk: usize,

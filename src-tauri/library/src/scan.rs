@@ -230,7 +230,7 @@ fn complete(entry: ModelEntry) -> Result<ModelEntry, LibraryError> {
 
 /// Which of these ids a name means, by their places: those that the first rule fits which fits any. The rules: the id
 /// itself; the id in other letters; its last part; a part of it.
-pub fn meant<'a>(name: &str, ids: impl Iterator<Item = &'a str> + Clone) -> Vec<usize> {
+pub fn fitting<'a>(name: &str, ids: impl Iterator<Item = &'a str> + Clone) -> Vec<usize> {
     let wanted = name.to_lowercase();
     let rules: [&dyn Fn(&str) -> bool; 4] = [
         &|id| id == name,
@@ -238,14 +238,14 @@ pub fn meant<'a>(name: &str, ids: impl Iterator<Item = &'a str> + Clone) -> Vec<
         &|id| id.rsplit('/').next().unwrap_or(id).to_lowercase() == wanted,
         &|id| !wanted.is_empty() && id.to_lowercase().contains(&wanted),
     ];
-    let fitting =
+    let fit =
         |rule: &dyn Fn(&str) -> bool| ids.clone().enumerate().filter(|(_, id)| rule(id)).map(|(n, _)| n).collect();
-    rules.into_iter().map(fitting).find(|all: &Vec<usize>| !all.is_empty()).unwrap_or_default()
+    rules.into_iter().map(fit).find(|all: &Vec<usize>| !all.is_empty()).unwrap_or_default()
 }
 
 /// Picks the one of `models` (sorted by id) that `name` means.
 fn choose(name: &str, models: Vec<ModelEntry>) -> Result<ModelEntry, LibraryError> {
-    let all = meant(name, models.iter().map(|m| m.id.as_str())).into_iter().filter_map(|n| models.get(n));
+    let all = fitting(name, models.iter().map(|m| m.id.as_str())).into_iter().filter_map(|n| models.get(n));
     let (whole, parts): (Vec<&ModelEntry>, Vec<_>) = all.partition(|m| m.is_complete());
     let mut candidates = if whole.is_empty() { parts } else { whole };
     // Of several copies of one id, the first place's is taken.

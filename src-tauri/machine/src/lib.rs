@@ -35,7 +35,8 @@ pub fn boot_id() -> Option<String> {
     sys::boot_id().map(|id| id.trim().to_owned()).filter(|id| !id.is_empty())
 }
 
-/// Gives memory that was freed, and that the allocator kept, back to the system. Takes milliseconds: for idle moments, and after work that takes hundreds of them.
+/// Gives memory that was freed, and that the allocator kept, back to the system. Takes milliseconds: for idle moments, and
+/// after work that takes hundreds of them.
 pub fn release_freed() {
     sys::release_freed();
 }

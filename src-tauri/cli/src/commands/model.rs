@@ -2,9 +2,10 @@
 
 use crate::commands::preferences::places;
 use crate::failure::Failure;
+use hearth_core::model_settings::stands_for;
 use hearth_core::stats::Health;
 use hearth_core::{Backend, ServedModel};
-use hearth_engine::{EngineHandle, Serving};
+use hearth_engine::EngineHandle;
 use hearth_library::home::Home;
 use hearth_library::scan::{ModelEntry, resolve, scan};
 use hearth_server::settings::ModelsFile;
@@ -34,8 +35,7 @@ pub fn pick(name: Option<&str>, home: &Home) -> Result<Option<ModelEntry>, Failu
 
 /// What a name stands for, which may be another name of the user's in `models.toml`.
 pub fn meant(name: &str, home: &Home) -> String {
-    let aliases = ModelsFile::open(&home.models_toml()).aliases;
-    Serving { aliases, ..Serving::default() }.meant(name).to_owned()
+    stands_for(&ModelsFile::open(&home.models_toml()).aliases, name).to_owned()
 }
 
 /// What to say where [`pick`] finds nothing: name a model for `hearth COMMAND`, or get one first.

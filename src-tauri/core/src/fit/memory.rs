@@ -111,11 +111,10 @@ impl Sizing {
 
     /// The terms for one row of `context` tokens.
     pub fn terms(&self, context: u64) -> Terms {
-        let prefill_transient = self.learned.transient(context, |context| self.transient(context.min(CHUNK), context));
         Terms {
             weights: self.kept.total,
             kv: self.row_bytes(context),
-            prefill_transient,
+            prefill_transient: self.learned.transient(context, |context| self.whole(context)),
             // What a chunk frees for the next one; the floats of the first chunk are another moment's.
             allocator_cache: {
                 let (most, heap) = match self.device {
@@ -212,13 +211,22 @@ impl Sizing {
     /// [`Sizing::transient`], raised by the share that what was measured was above it: for whoever has to keep to it, and
     /// takes no comfort from what turned out to be less.
     pub fn raised(&self, chunk: u64, context: u64) -> u64 {
-        let (computed, whole) =
-            (self.transient(chunk, context), |context: u64| self.transient(context.min(CHUNK), context));
-        let (full, measured) = (whole(context), self.learned.transient(context, whole));
+        let computed = self.transient(chunk, context);
+        // Asked for in every round, and mostly nothing is known.
+        if self.learned.is_empty() {
+            return computed;
+        }
+        let full = self.whole(context);
+        let measured = self.learned.transient(context, |context| self.whole(context));
         if measured <= full || full == 0 {
             return computed;
         }
         u64::try_from(u128::from(computed) * u128::from(measured) / u128::from(full)).unwrap_or(u64::MAX)
+    }
+
+    /// [`Sizing::transient`] of the largest chunk that a row of `context` tokens is computed in.
+    fn whole(&self, context: u64) -> u64 {
+        self.transient(context.min(CHUNK), context)
     }
 
     /// What a layer holds while a chunk of a row of `context` tokens is computed; grows with both.

@@ -3,6 +3,7 @@
 use super::{EngineHandle, Serving};
 use crate::worker::{Command, Wanted};
 use hearth_core::backend::ModelCard;
+use hearth_core::model_settings::stands_for;
 use hearth_core::stats::Health;
 use hearth_core::{CoreError, EngineError, ServedModel};
 use hearth_library::LibraryError;
@@ -11,20 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// Longest name that is an alias of an alias of …
-const LONGEST_CHAIN: usize = 8;
-
 impl Serving {
-    /// What a name stands for: an alias's model, else itself.
-    pub fn meant<'a>(&'a self, name: &'a str) -> &'a str {
-        let mut name = name;
-        for _ in 0..LONGEST_CHAIN {
-            match self.aliases.get(name) {
-                Some(other) => name = other,
-                None => break,
-            }
-        }
-        name
+    /// What a name stands for.
+    fn meant<'a>(&'a self, name: &'a str) -> &'a str {
+        stands_for(&self.aliases, name)
     }
 }
 
@@ -129,7 +120,7 @@ impl EngineHandle {
         let name = self.options.serving.meant(name);
         let ids: Vec<String> =
             self.shared.update(|state| state.models.iter().map(|model| model.served.id.clone()).collect());
-        match scan::meant(name, ids.iter().map(String::as_str)).as_slice() {
+        match scan::fitting(name, ids.iter().map(String::as_str)).as_slice() {
             [only] => ids.get(*only).cloned().unwrap_or_else(|| name.to_owned()),
             _ => name.to_owned(),
         }

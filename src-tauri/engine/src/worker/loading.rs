@@ -213,7 +213,7 @@ impl Worker<'_> {
         let leaving: u64 = self.leavers(None).into_iter().map(|(_, weights)| weights).sum();
         self.machine.available = Some(hearth_machine::memory().available.saturating_add(leaving));
         let (chunk, log) = (self.options.prefill_chunk, self.options.memory.learned.as_ref());
-        let look = || Sizes::of_folder((id, dir), &self.machine, kv_bits, chunk, log);
+        let look = || Sizes::of_folder(id, dir, &self.machine, kv_bits, chunk, log);
         let sizes = load.sizes.get_or_insert_with(look).clone();
         let sizes = sizes.map(|sizes| sizes.with_limits(self.fixed.reserve, allocator));
         let expects = load.expects || !load.requests.is_empty();
