@@ -7,7 +7,9 @@ mod support;
 use hearth_test_hub::{Hub, tiny_model};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use std::fs;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -56,6 +58,48 @@ fn kept(place: &Place, repo: &str) -> u64 {
     sum
 }
 
+/// Bytes that are on disk and count for nothing, of chunks that are in no journal; they are wiped, so that the next look
+/// finds those of the next kill. `source` is the folder that the hub offers.
+fn wipe_lost(place: &Place, repo: &str, source: &Path) -> u64 {
+    let blobs = place.path("hub").join(format!("models--{}", repo.replace('/', "--"))).join("blobs");
+    let Ok(entries) = fs::read_dir(blobs) else { return 0 };
+    let mut sum = 0;
+    for entry in entries.map(Result::unwrap) {
+        let path = entry.path();
+        let Some(blob) = path.to_str().unwrap().strip_suffix(".hearth-journal") else { continue };
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        let Some(size) = text.split(' ').nth(2).and_then(|s| s.parse::<u64>().ok()) else { continue };
+        let done: BTreeSet<u64> = text.lines().skip(1).filter_map(|l| l.parse().ok()).collect();
+        let of_this_size = |e: &fs::DirEntry| e.metadata().unwrap().len() == size;
+        let whole = fs::read_dir(source).unwrap().map(Result::unwrap).find(of_this_size).unwrap().path();
+        let part = File::options().read(true).write(true).open(format!("{blob}.hearth-part")).unwrap();
+        let whole = File::open(whole).unwrap();
+        for chunk in (0..size.div_ceil(CHUNK)).filter(|chunk| !done.contains(chunk)) {
+            let same = alike(&part, &whole, chunk * CHUNK, CHUNK.min(size - chunk * CHUNK));
+            part.write_all_at(&vec![0; same as usize], chunk * CHUNK).unwrap();
+            sum += same;
+        }
+    }
+    sum
+}
+
+/// How many bytes of two files are the same from `at` on, of `length`, to a page.
+fn alike(a: &File, b: &File, at: u64, length: u64) -> u64 {
+    let mut pages = [[0; 4096]; 2];
+    let mut same = 0;
+    while same < length {
+        let n = (length - same).min(4096) as usize;
+        let [one, other] = &mut pages;
+        a.read_exact_at(&mut one[..n], at + same).unwrap();
+        b.read_exact_at(&mut other[..n], at + same).unwrap();
+        if one[..n] != other[..n] {
+            break;
+        }
+        same += n as u64;
+    }
+    same
+}
+
 /// A repeatable stream of numbers.
 struct Dice(u64);
 
@@ -79,7 +123,6 @@ fn killed_at_any_moment_it_goes_on_from_what_is_on_disk() {
     hub.rate(Some(6_000_000));
     while killed < kills {
         let before = kept(&place, REPO);
-        hub.forget();
         let mut pull =
             hearth(&place, &hub, &["pull", REPO]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(100 + dice.roll(900)));
@@ -91,13 +134,12 @@ fn killed_at_any_moment_it_goes_on_from_what_is_on_disk() {
         let _ = pull.kill();
         pull.wait().unwrap();
         killed += 1;
-        // What was on its way in the sockets was sent and never seen.
-        std::thread::sleep(Duration::from_millis(50));
-        let (after, served) = (kept(&place, REPO), hub.served());
+        let after = kept(&place, REPO);
         assert!(after >= before, "{before} bytes were here, {after} are");
-        let twice = served.saturating_sub(after - before);
+        // What was in the sockets nobody has seen: how much that is depends on the machine.
+        let twice = wipe_lost(&place, REPO, &starter());
         most = most.max(twice);
-        assert!(twice <= CONNECTIONS * (CHUNK + 300_000), "{twice} of {served} bytes will be fetched again");
+        assert!(twice <= CONNECTIONS * CHUNK, "{twice} bytes will be fetched again");
     }
     let ls = ran(hearth(&place, &hub, &["ls", "--json"])).exits(0).json();
     let job = &ls["downloads"][0];
@@ -229,6 +271,20 @@ fn a_ctrl_c_pauses_and_the_next_pull_goes_on() {
     assert!(hub.served() <= 20_100_000 - here, "{} were sent though {here} were here", hub.served());
 }
 
+/// Whether a process handles SIGINT itself; after a while where the system does not say.
+fn listens(process: &Child) -> bool {
+    match fs::read_to_string(format!("/proc/{}/status", process.id())) {
+        Ok(text) => {
+            let caught = text.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+            caught.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).unwrap() & 2 != 0)
+        }
+        Err(_) => {
+            std::thread::sleep(Duration::from_secs(2));
+            true
+        }
+    }
+}
+
 #[test]
 fn a_running_server_does_the_job_and_there_is_one() {
     use reqwest::Method;
@@ -245,6 +301,15 @@ fn a_running_server_does_the_job_and_there_is_one() {
     eventually("the server has the job", || job()["state"] == "downloading");
     let (status, same) = place.admin(Method::POST, "/api/hearth/downloads", Some(json!({"repo": "org/tiny"})));
     assert_eq!((status, &same["id"]), (200, &json!("org--tiny@main")));
+    // Who has joined it leaves without stopping it for the first.
+    let mut joined = hearth(place, &hub, &["pull", "org/tiny"]).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("it listens for ctrl-c", || listens(&joined));
+    rustix::process::kill_process(rustix::process::Pid::from_child(&joined), Signal::INT).unwrap();
+    assert_eq!(wait(&mut joined).code(), Some(1));
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut joined.stderr.take().unwrap(), &mut said).unwrap();
+    assert!(said.contains("the server goes on downloading org/tiny"), "{said}");
+    assert!(job()["state"] == "downloading" && pull.try_wait().unwrap().is_none(), "{}", job());
     let path = "/api/hearth/downloads/org--tiny@main";
     assert_eq!(place.admin(Method::POST, &format!("{path}/pause"), None).0, 200);
     assert_eq!(wait(&mut pull).code(), Some(1), "whoever waits for it hears of it");

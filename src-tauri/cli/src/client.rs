@@ -169,6 +169,19 @@ impl Client {
         self.answered(request).await
     }
 
+    /// All downloads.
+    ///
+    /// # Errors
+    /// As [`Client::start_download`].
+    pub async fn downloads(&self) -> Result<Vec<Download>, Failure> {
+        #[derive(serde::Deserialize)]
+        struct List {
+            downloads: Vec<Download>,
+        }
+        let list: List = self.answered(self.request(reqwest::Method::GET, "/api/hearth/downloads")).await?;
+        Ok(list.downloads)
+    }
+
     /// One download.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ pub struct LibraryModel {
     /// What was found.
     #[serde(flatten)]
     pub entry: ModelEntry,
-    /// Whether everything is there; `problem` says what is not.
+    /// Whether everything is there; `problem` says what is not, or why what is there cannot be loaded.
     pub complete: bool,
     /// What it can be used for.
     pub capabilities: Vec<Capability>,
@@ -48,17 +48,26 @@ pub struct LibraryModel {
 }
 
 /// Looks a model over: its small files and headers only.
-pub fn describe(entry: ModelEntry, machine: &Machine) -> LibraryModel {
-    static KNOWN: Known<(Vec<Capability>, Option<Arc<fit::Model>>)> = Known::new();
+pub fn describe(mut entry: ModelEntry, machine: &Machine) -> LibraryModel {
+    /// What it can do, and its sizes, or why they cannot be worked out.
+    type Looked = (Vec<Capability>, Result<Arc<fit::Model>, String>);
+    static KNOWN: Known<Looked> = Known::new();
     let (capabilities, sizes) = KNOWN.get(&entry.path, || {
         let config = config_of(&entry.path).map(Value::Object).unwrap_or_default();
-        let sizes = headers::model(&entry.path).ok().map(|(model, _)| Arc::new(model));
+        let sizes = headers::model(&entry.path).map(|(model, _)| Arc::new(model)).map_err(|e| e.to_string());
         (capabilities::of(&entry.path, &config), sizes)
     });
     // The machine's free memory is another one each time.
-    let fit = sizes.filter(|_| entry.is_complete()).map(|model| short_fit(&model, machine));
+    let complete = entry.is_complete();
+    let fit = match sizes {
+        Ok(model) => complete.then(|| short_fit(&model, machine)),
+        Err(why) => {
+            entry.problem.get_or_insert(why);
+            None
+        }
+    };
     LibraryModel {
-        complete: entry.is_complete(),
+        complete,
         capabilities,
         fit,
         family: entry.model_type.as_deref().map(family),

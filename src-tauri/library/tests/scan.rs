@@ -8,9 +8,11 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use folders::*;
+use hearth_core::fit::{Device, Machine};
 use hearth_library::LibraryError;
 use hearth_library::home::Home;
 use hearth_library::scan::{ModelEntry, Place, Places, Source, resolve, scan};
+use hearth_library::shelf::describe_all;
 
 /// A Hugging Face cache, a Hearth home and an added folder.
 fn disk() -> (tempfile::TempDir, Places) {
@@ -128,6 +130,42 @@ fn incomplete_models_say_what_is_missing() {
     std::fs::remove_file(root.path().join("extra/no-tokenizer/tokenizer.json")).unwrap();
     let e = resolve("no-tokenizer", &places).unwrap_err().to_string();
     assert!(e.contains("tokenizer.json is missing"), "{e}");
+}
+
+#[test]
+fn a_model_of_sizes_that_cannot_be_says_so_before_anybody_loads_it() {
+    let (root, places) = disk();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens/llama-q4");
+    let config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();
+    for (name, field, value) in [("good", "num_hidden_layers", None), ("odd", "num_hidden_layers", Some(-3))] {
+        let folder = root.path().join("extra").join(name);
+        for file in ["tokenizer.json", "model.safetensors"] {
+            write(&folder.join(file), std::fs::read(golden.join(file)).unwrap());
+        }
+        let mut config = config.clone();
+        if let Some(value) = value {
+            config[field] = value.into();
+        }
+        write(&folder.join("config.json"), config.to_string());
+    }
+    let machine = Machine {
+        chip: None,
+        device: Device::Cpu,
+        ram: 8 << 30,
+        available: None,
+        working_set: None,
+        bandwidth: None,
+        efficiency: 0.5,
+    };
+    let models = describe_all(scan(&places).models, &machine);
+    let of = |id: &str| models.iter().find(|m| m.entry.id == id).unwrap();
+    assert!(of("good").complete && of("good").entry.problem.is_none() && of("good").fit.is_some());
+    let why = of("odd").entry.problem.clone().unwrap();
+    assert!(
+        of("odd").complete && of("odd").fit.is_none() && why.contains("num_hidden_layers") && why.contains("-3"),
+        "{why}"
+    );
 }
 
 #[test]

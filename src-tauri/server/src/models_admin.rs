@@ -177,8 +177,9 @@ fn state_of(model: &LibraryModel, loaded: bool, loading: Option<&str>) -> &'stat
     match () {
         () if loaded => "loaded",
         () if loading == id => "loading",
-        () if model.entry.is_complete() => "on_disk",
-        () => "incomplete",
+        () if !model.complete => "incomplete",
+        () if !model.entry.is_complete() => "unusable",
+        () => "on_disk",
     }
 }
 

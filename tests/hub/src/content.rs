@@ -100,8 +100,8 @@ pub fn tiny_model(bytes: usize, seed: u8) -> Vec<(&'static str, Vec<u8>)> {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 24) as u8
     }));
-    let config =
-        r#"{"model_type": "llama", "max_position_embeddings": 2048, "hidden_size": 16, "num_hidden_layers": 1}"#;
+    let config = r#"{"model_type": "llama", "max_position_embeddings": 2048, "hidden_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 1, "intermediate_size": 16, "vocab_size": 16, "rms_norm_eps": 1e-5}"#;
     vec![
         ("config.json", config.as_bytes().to_vec()),
         ("tokenizer.json", format!(r#"{{"seed": {seed}}}"#).into_bytes()),

@@ -13,7 +13,7 @@ import { failure } from "../parts/notice";
 
 interface Fit { fits: boolean; total: number; largest_context?: number; tok_s?: number }
 interface LibraryModel {
-  id: string; path: string; source: string; bytes: number; quantization: string | null; context: number | null; problem: string | null;
+  id: string; path: string; source: string; bytes: number; quantization: string | null; context: number | null; problem: string | null; complete?: boolean;
   state?: string; pinned?: boolean; capabilities?: string[]; fit?: Fit | null; family?: string; size_label?: string;
 }
 interface CatalogueModel {
@@ -190,15 +190,15 @@ export class Models extends Part {
     const now = inMemory().find((one) => one.id === m.id);
     const busy = now !== undefined && now.requests > 0;
     const loading = health?.status === "loading" && health.model === m.id;
-    const state = m.problem ? "incomplete" : loading ? "loading" : now ? "loaded" : "on_disk";
-    const word: Record<string, string> = { incomplete: "Incomplete", loading: "Loading", loaded: "Loaded", on_disk: "On disk" };
+    const state = m.problem ? (m.complete ? "unusable" : "incomplete") : loading ? "loading" : now ? "loaded" : "on_disk";
+    const word: Record<string, string> = { incomplete: "Incomplete", unusable: "Unusable", loading: "Loading", loaded: "Loaded", on_disk: "On disk" };
     const facts = [bytes(m.bytes), m.quantization, m.context ? `${count(m.context)} tokens` : null, ...(m.capabilities ?? [])].filter(Boolean);
     const start = () => void this.act(`load ${m.id}`, () => post("/api/hearth/models/load", { model: m.id }));
     const stop = () => void this.act(`unload ${m.id}`, () => post("/api/hearth/models/unload", { model: m.id }));
     const pin = () => void this.act(`pin ${m.id}`, () => post("/api/hearth/models/pin", { model: m.id, pinned: !m.pinned }));
     return html`<li class="stack tight">
       <div class="row wrap"><strong class="break">${m.id}</strong>
-        <span class="tag ${state === "loaded" ? "good" : state === "incomplete" ? "warn" : ""}">${word[state] ?? state}</span>
+        <span class="tag ${state === "loaded" ? "good" : m.problem ? "warn" : ""}">${word[state] ?? state}</span>
         ${m.pinned ? html`<span class="tag">Pinned</span>` : nothing} ${fitTag(m.fit)}
         <span class="row end">
           ${state === "loaded" ? html`<button @click=${stop} ?disabled=${!!this.busy || busy} title=${busy ? "Requests for it wait or run" : ""} aria-label=${`Unload ${m.id}`}>Unload</button>` : nothing}

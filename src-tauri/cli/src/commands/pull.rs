@@ -37,7 +37,9 @@ pub async fn run(args: PullArgs, home: &Home) -> Result<(), Failure> {
         Some(server) => Worker::Server(server.client),
         None => Worker::Own(DownloadManager::standard(home)?),
     };
+    let others = worker.running().await?;
     let mut job = worker.start(repo.as_str(), revision.as_str()).await?;
+    let joined = others.contains(&job.id);
     let bar = bar();
     // Registered once, so that a ctrl-c between two looks counts.
     let interrupt = tokio::signal::ctrl_c();
@@ -46,7 +48,15 @@ pub async fn run(args: PullArgs, home: &Home) -> Result<(), Failure> {
     while job.state.is_active() {
         show(&bar, &job);
         tokio::select! {
+            // Somebody else has asked for it, and may still wait for it.
             _ = &mut interrupt, if !stopping => {
+                if joined {
+                    bar.finish_and_clear();
+                    let name = &args.model;
+                    return Err(Failure::no(format!(
+                        "the server goes on downloading {name}: it had begun before this command asked for it"
+                    )));
+                }
                 stopping = true;
                 worker.pause(&job.id).await?;
             }
@@ -132,6 +142,15 @@ impl Worker {
             Self::Server(client) => client.start_download(repo, revision).await,
             Self::Own(manager) => manager.start(repo, Some(revision)).map_err(failure),
         }
+    }
+
+    /// The jobs that run before this command asks for its own.
+    async fn running(&self) -> Result<Vec<String>, Failure> {
+        let jobs = match self {
+            Self::Server(client) => client.downloads().await?,
+            Self::Own(_) => Vec::new(),
+        };
+        Ok(jobs.into_iter().filter(|job| job.state.is_active()).map(|job| job.id).collect())
     }
 
     async fn get(&self, id: &str) -> Result<Download, Failure> {

@@ -296,8 +296,11 @@ impl Crew {
                 check.map_err(broken)??;
             }
             let mut taken = None;
+            // Files that come at the same time share the connections: a small one in a second request only waits once more.
+            let unfinished = self.files.iter().filter(|f| f.state() != FileState::Done).count();
+            let share = self.connections.div_ceil(unfinished.max(1));
             for file in &self.files {
-                if let Some(span) = file.claim(self.context.options.chunk, self.connections)? {
+                if let Some(span) = file.claim(self.context.options.chunk, share)? {
                     taken = Some((file, span));
                     break;
                 }

@@ -166,12 +166,17 @@ impl Context {
             if file.generation() != span.generation {
                 return Ok(Tried::Settled);
             }
-            let bytes = &piece[..(piece.len() as u64).min(span.end - *at) as usize];
-            span.part.write(bytes, *at)?;
-            let from = *at;
-            *at += bytes.len() as u64;
-            file.came(bytes.len() as u64);
-            file.wrote(span, from, *at)?;
+            let mut bytes = &piece[..(piece.len() as u64).min(span.end - *at) as usize];
+            while !bytes.is_empty() {
+                // A chunk is in the journal before the next one is begun: a kill costs one of each connection, never two.
+                let chunk = span.part.chunk();
+                let now = bytes.split_off(..((chunk - *at % chunk) as usize).min(bytes.len())).unwrap_or_default();
+                span.part.write(now, *at)?;
+                let from = *at;
+                *at += now.len() as u64;
+                file.came(now.len() as u64);
+                file.wrote(span, from, *at)?;
+            }
         }
         Ok(Tried::Settled)
     }
