@@ -41,6 +41,7 @@ struct Shell {
 
 /// Runs the app to its end.
 pub fn run() -> ExitCode {
+    hearth_machine::prepare_allocator();
     let logs = LogRing::default();
     log_to(logs.clone());
     point_to_kernels();
@@ -119,6 +120,8 @@ fn set_up(app: &mut App<Wry>, logs: LogRing) -> tauri::Result<()> {
 /// Brings what is new to the menu bar.
 async fn follow(app: AppHandle<Wry>, service: Service) {
     let mut views = service.view();
+    // What was said before anybody looked is news all the same: a start that failed at once.
+    views.mark_changed();
     let mut served = false;
     while views.changed().await.is_ok() {
         let view = views.borrow_and_update().clone();

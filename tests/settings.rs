@@ -66,6 +66,54 @@ fn a_settings_file_that_cannot_be_used_is_named() {
     let ran = place.run(&["serve", "--port", "0"]);
     assert_eq!(ran.code, 3, "{ran:?}");
     assert!(ran.err.contains("max_rows must be a whole number from 1 to 256"), "{ran:?}");
+    let doctor = place.run(&["doctor"]).exits(1);
+    assert!(doctor.out.contains("FAIL  config") && doctor.out.contains("max_rows must be"), "{doctor:?}");
+}
+
+#[test]
+fn a_switch_that_asks_for_keys_lets_nobody_in_where_there_is_none() {
+    for switch in ["api_key_required", "lan"] {
+        let place = Place::new();
+        fs::write(place.home().join("settings.toml"), format!("{switch} = true\n")).unwrap();
+        for args in [&["serve", "--port", "0"][..], &["doctor"]] {
+            let ran = place.run(args);
+            let (code, said) = if args[0] == "serve" { (3, &ran.err) } else { (1, &ran.out) };
+            assert_eq!(ran.code, code, "{ran:?}");
+            assert!(said.contains(&format!("settings.toml: {switch} = true needs an api_key")), "{ran:?}");
+        }
+    }
+}
+
+#[test]
+fn misspelt_settings_are_named_and_the_others_hold() {
+    let place = Place::new();
+    fs::write(place.home().join("settings.toml"), "max_rows = 2\nmax_row = 3\n\n[sub]\nx = 1\n").unwrap();
+    let doctor = place.run(&["doctor"]);
+    assert!(
+        doctor.out.contains("warn  config") && doctor.out.contains("line 2: there is no setting `max_row`"),
+        "{doctor:?}"
+    );
+    let server = start(place, &[]);
+    assert_eq!(server.get("/stats").1["max_rows"], 2);
+    let log = server.place.admin(reqwest::Method::GET, "/api/hearth/logs", None).1.to_string();
+    for (line, name) in [(2, "max_row"), (4, "sub")] {
+        assert!(log.contains(&format!("settings.toml, line {line}: there is no setting `{name}`")), "{log}");
+    }
+}
+
+#[test]
+fn a_reserve_that_leaves_no_budget_is_refused() {
+    let server = start(Place::new(), &[]);
+    let put = http().put(format!("{}/api/hearth/settings", server.url)).bearer_auth(token(&server));
+    let reply = put.json(&json!({"reserve": 100_000_000_000_000u64})).send().unwrap();
+    assert_eq!(reply.status(), 400);
+    let reply: Value = reply.json().unwrap();
+    let message = reply["error"]["message"].as_str().unwrap();
+    assert!(
+        message.contains("reserve must be less than the memory budget of ") && message.contains("100000.0 GB"),
+        "{reply}"
+    );
+    assert!(!server.place.home().join("settings.toml").exists());
 }
 
 #[test]

@@ -117,6 +117,13 @@ fn a_request_chooses_its_model() {
         let card = card(&server, id);
         assert_eq!((&card["state"], &card["loaded"], &card["pinned"]), (&json!("loaded"), &json!(true), &json!(false)));
     }
+    let (status, known) = server.get("/v1/models/gpt-4o");
+    assert_eq!((status, &known["id"]), (200, &json!("Tiny-Qwen")), "{known}");
+    for pinned in [true, false] {
+        let body = json!({"model": "gpt-4o", "pinned": pinned});
+        let (status, done) = server.place.admin(Method::POST, "/api/hearth/models/pin", Some(body));
+        assert_eq!((status, &done["model"], &done["pinned"]), (200, &json!("Tiny-Qwen"), &json!(pinned)), "{done}");
+    }
     let ps = server.place.run(&["ps"]).exits(0).out;
     assert!(all.iter().all(|id| ps.contains(&format!("{id} ("))), "{ps}");
     assert_eq!(server.get("/health").0, 200);
@@ -227,6 +234,22 @@ fn one_leaves_for_the_other_and_nobody_is_turned_away() {
     let (status, refusal) = server.post("/v1/completions", &question("One", 4));
     assert_eq!((status, &refusal["error"]["code"]), (503, &json!("insufficient_memory")), "{refusal}");
     assert_eq!(ask(&server, "Two"), "Two");
+}
+
+#[test]
+fn the_last_model_that_does_not_fit_any_more_does_not_keep_the_others_away() {
+    let server = serve(three(), &["Tiny-Qwen"]);
+    assert!(server.line().starts_with("ready: Tiny-Qwen"));
+    let server = serve(stopped(server), &["--memory-budget", "1MB"]);
+    let line = server.line();
+    assert!(line.starts_with("no model is loaded: a request loads the one that it names"), "{line}");
+    let log = fs::read_to_string(server.place.path("log")).unwrap();
+    assert!(log.contains("Tiny-Qwen needs ") && log.contains("the memory budget is 1.0 MB"), "{log}");
+    assert_eq!(card(&server, "Tiny-Llama")["state"], "on_disk");
+    // Who names one that does not fit is told so, and the server ends with the reason.
+    let place = stopped(server);
+    let named = place.run(&["serve", "Tiny-Qwen", "--port", "0", "--memory-budget", "1MB"]);
+    assert_eq!(named.code, 3, "{named:?}");
 }
 
 #[test]

@@ -58,7 +58,10 @@ impl Plan {
         };
         let defaults = ServerConfig::default();
         let lan = settings.switch("lan", false);
-        let keys = if lan || settings.switch("api_key_required", false) { settings.text("api_key") } else { None };
+        let keys = settings.required_key()?;
+        for ignored in settings.ignored() {
+            tracing::warn!("{ignored}");
+        }
         // The app and `hearth ps` have the admin token, and no API key.
         let api_keys = keys.into_iter().flat_map(|key| [key, token.clone()]).collect();
         let held = notice.is_some();

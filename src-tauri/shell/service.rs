@@ -5,7 +5,7 @@ use crate::shell::awake::Awake;
 use crate::shell::control::{Control, ControlError};
 use crate::shell::menu::View;
 use crate::shell::plan::{FURTHER_PORTS, Own, Plan};
-use crate::shell::status::Status;
+use crate::shell::status::{Picture, Status};
 use crate::shell::wake::Clocks;
 use crate::shell::{command, login, updates};
 use hearth_core::{Backend, EngineError, ServedModel};
@@ -41,6 +41,8 @@ const SAVING: Duration = Duration::from_millis(1200);
 const ENDING: Duration = Duration::from_millis(700);
 /// Where everything starts anew there is more time: an engine that is left behind would keep its memory.
 const ENDING_TO_RESTART: Duration = Duration::from_secs(30);
+/// Between two looks whether another process that serves from this home has ended.
+const ANOTHER_ENDS: Duration = Duration::from_secs(2);
 /// A server of its own that does not answer within this is not well.
 const ANSWERS: Duration = Duration::from_secs(5);
 
@@ -134,6 +136,12 @@ impl Service {
     /// What the user should hear of.
     pub fn notices(&self) -> watch::Receiver<Option<Notice>> {
         self.0.notices.subscribe()
+    }
+
+    /// Whether it could not start, and will not.
+    pub fn has_failed(&self) -> bool {
+        let view = self.0.view.borrow();
+        view.address.is_none() && view.status.picture == Picture::Pressure
     }
 
     /// Where it serves.
@@ -250,7 +258,12 @@ impl Service {
             let lock = match owner {
                 Ownership::Owned(lock) => lock,
                 Ownership::Held(Holder { record: Some(record), .. }) if Control::of(&record).is_some() => {
-                    return self.attend(&record).await;
+                    if self.attend(home, &record).await {
+                        return true;
+                    }
+                    // Who ended the other one wants no model in memory before it is asked for.
+                    again = Some(Again { port: record.port, load: false });
+                    continue;
                 }
                 Ownership::Held(holder) => {
                     return self.idle(&format!("{holder}; end it, or open Hearth again in a moment")).await;
@@ -258,7 +271,7 @@ impl Service {
             };
             let (host, own) = match self.begin(home, lock, logs, left.as_ref(), again).await {
                 Ok(begun) => begun,
-                Err(why) => return self.idle(&why).await,
+                Err(why) => return self.idle(&format!("{why}. Then quit Hearth and open it again")).await,
             };
             match self.serve(host, own).await {
                 End::Quit(ended) => return ended,
@@ -365,8 +378,9 @@ impl Service {
         }
     }
 
-    /// Another process serves from this home: its dashboard can be opened from here, and that is all.
-    async fn attend(&self, record: &ServerRecord) -> bool {
+    /// Another process serves from this home: its dashboard can be opened from here, and that is all, until it ends
+    /// (false) or this is to (true).
+    async fn attend(&self, home: &Home, record: &ServerRecord) -> bool {
         let Some(control) = Control::of(record) else { return true };
         let address = control.base().to_owned();
         self.live().control = Some(control);
@@ -375,8 +389,21 @@ impl Service {
             view.status = Status::elsewhere(record.pid);
             view.models = None;
         });
-        let _ = self.0.quit.subscribe().wait_for(|quit| *quit).await;
-        true
+        let mut quit = self.0.quit.subscribe();
+        loop {
+            tokio::select! {
+                _ = quit.wait_for(|quit| *quit) => return true,
+                () = tokio::time::sleep(ANOTHER_ENDS) => {}
+            }
+            // Only to see whether it could be had: the next round takes it.
+            if matches!(home.acquire(), Ok(Ownership::Owned(_))) {
+                *self.live() = Live::default();
+                self.change(|view| {
+                    (view.address, view.status, view.models) = (None, Status::starting(), Some(Vec::new()));
+                });
+                return false;
+            }
+        }
     }
 
     /// The model to begin with: the last used one, or the only one, unless the user does not want that.

@@ -59,7 +59,8 @@ fn app_window(app: &AppHandle<Wry>, link: Option<Url>) -> tauri::Result<WebviewW
         return Ok(window);
     }
     // Without a server yet: a page of the app's own, which gives way to the dashboard.
-    let url = link.map_or_else(|| WebviewUrl::App("index.html".into()), WebviewUrl::External);
+    let waiting = if app.state::<Shell>().service.has_failed() { "index.html#failed" } else { "index.html" };
+    let url = link.map_or_else(|| WebviewUrl::App(waiting.into()), WebviewUrl::External);
     let window =
         guarded(app, DASHBOARD, url).title("Hearth").inner_size(1120.0, 760.0).min_inner_size(360.0, 420.0).build()?;
     if app.state::<Shell>().service.address().is_some() {

@@ -95,6 +95,7 @@ impl From<HostError> for Failure {
             HostError::Library(e) => e.into(),
             HostError::Engine(e) => e.into(),
             HostError::Io(e) => e.into(),
+            HostError::Settings(e) => Failure::unusable(e.to_string()),
             HostError::Start(e) => Failure::no(e.to_string()),
         }
     }

@@ -43,6 +43,11 @@ pub trait Backend: Send + Sync + 'static {
     /// `ModelBusy` while requests wait for it or run, `ModelNotFound` where it is not in memory, `EngineLost`.
     fn unload_model<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Unloaded, EngineError>>;
 
+    /// The id that another name of the user's stands for; a name that is none of those as it is.
+    fn stands_for(&self, name: &str) -> String {
+        name.to_owned()
+    }
+
     /// Whether the model of this id stays in memory, once it is there, whatever else is asked for.
     fn pin_model(&self, id: &str, pinned: bool);
 

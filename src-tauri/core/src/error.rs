@@ -231,7 +231,7 @@ fn not_found(name: &str, available: &[String]) -> String {
 }
 
 /// A number of bytes as people read it.
-fn bytes(bytes: u64) -> String {
+pub fn bytes(bytes: u64) -> String {
     let (unit, name) = unit(bytes);
     format!("{:.1} {name}", bytes as f64 / unit as f64)
 }

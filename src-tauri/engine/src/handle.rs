@@ -282,7 +282,8 @@ impl Engine {
     }
 
     pub(crate) fn start_with(options: EngineOptions, loader: Loader) -> Result<EngineHandle, EngineError> {
-        hearth_machine::map_large_buffers();
+        // For whoever has not done it before its first thread.
+        hearth_machine::prepare_allocator();
         let shared = Arc::new(Shared::new(&options));
         let (commands, receiver) = channel();
         let (ready, prepared) = channel();
@@ -421,6 +422,10 @@ impl Backend for EngineHandle {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Unload(id.clone(), reply));
         Box::pin(async { Ok(Unloaded { id, freed: answer.await.map_err(|_| EngineError::EngineLost)?? }) })
+    }
+
+    fn stands_for(&self, name: &str) -> String {
+        self.options.serving.meant(name).to_owned()
     }
 
     fn pin_model(&self, id: &str, pinned: bool) {

@@ -22,6 +22,7 @@ use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
 use hearth_library::LibraryError;
 use hearth_library::home::{Home, HomeLock, ServerRecord, now};
 use hearth_library::scan::{ModelEntry, Source};
+use hearth_server::settings::SettingsError;
 use hearth_server::{Bound, ServerConfig, StartError, bind, serve};
 use last_used::LastUsed;
 use learning::Learner;
@@ -37,6 +38,9 @@ pub enum HostError {
     /// The server cannot be bound.
     #[error(transparent)]
     Start(#[from] StartError),
+    /// The settings ask for what cannot be.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
     /// The home cannot be written.
     #[error(transparent)]
     Library(#[from] LibraryError),

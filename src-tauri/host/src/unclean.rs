@@ -195,6 +195,11 @@ impl Watch {
                     (last, written) = (Some(now), Instant::now());
                 }
             }
+            // A model that came since the last look settles what was on record all the same.
+            let health = engine.health();
+            if last.as_ref() != Some(&kind(&health)) {
+                recorder.update(&health, &engine.stats());
+            }
         })?;
         Ok(Watch { stop: Some(stop), thread: Some(thread) })
     }

@@ -38,6 +38,8 @@ pub fn map_large() {
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 4 << 20);
         libc::mallopt(libc::M_TRIM_THRESHOLD, 8 << 20);
+        // Each further arena would keep up to that much at its own end, where `malloc_trim` does not look.
+        libc::mallopt(libc::M_ARENA_MAX, 1);
     }
 }
 

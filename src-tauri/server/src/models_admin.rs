@@ -134,6 +134,7 @@ pub(crate) async fn pin(
     let pinned = body.get("pinned").and_then(Value::as_bool);
     let pinned = pinned.ok_or_else(|| ServerError::param("pinned", "`pinned` must be true or false"))?;
     let mut ids: Vec<String> = state.backend().models().await.into_iter().map(|model| model.id).collect();
+    let name = state.backend().stands_for(&name);
     let fitting = scan::fitting(&name, ids.iter().map(String::as_str));
     let name = match *fitting {
         [only] => ids.swap_remove(only),

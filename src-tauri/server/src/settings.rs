@@ -80,6 +80,15 @@ pub enum SettingsError {
         /// What is wrong there.
         wrong: Box<SettingsError>,
     },
+    /// A switch of the file needs a key, and the file has none.
+    #[error("{}: {name} = true needs an api_key; add a line with one, such as api_key = \"sk-…\", or turn it on in the \
+             dashboard, which makes one", path.display())]
+    NoKey {
+        /// The file.
+        path: PathBuf,
+        /// The switch.
+        name: &'static str,
+    },
     /// No setting of that name.
     #[error("there is no setting `{0}`; there are {1}")]
     Unknown(String, String),
@@ -114,6 +123,8 @@ struct State {
     changed: BTreeMap<String, Value>,
     /// The values that what runs goes by, where only a start takes new ones.
     started: BTreeMap<&'static str, Value>,
+    /// Names in the file that are no settings, with their lines.
+    strangers: Vec<(String, usize)>,
 }
 
 impl Settings {
@@ -136,7 +147,13 @@ impl Settings {
                 spec.value_of(item).map_err(at)?;
             }
         }
-        let state = State { file: file.into_mut(), ..State::default() };
+        let strangers = file.iter().filter(|(name, _)| spec::named(name).is_err());
+        let strangers = strangers
+            .map(|(name, item)| {
+                (name.to_owned(), line_of(&text, file.key(name).and_then(toml_edit::Key::span).or(item.span())))
+            })
+            .collect();
+        let state = State { strangers, file: file.into_mut(), ..State::default() };
         Ok(Settings(Arc::new(Inner { path: Some(path.into()), state: Mutex::new(state) })))
     }
 
@@ -174,6 +191,31 @@ impl Settings {
     /// As [`Settings::get`], for a text.
     pub fn text(&self, name: &str) -> Option<String> {
         self.get(name).as_str().map(str::to_owned)
+    }
+
+    /// Names in the file that are no settings, a sentence each: misspelt ones, or those of a newer Hearth.
+    pub fn ignored(&self) -> Vec<String> {
+        let path = self.0.path.clone().unwrap_or_default();
+        let state = self.state();
+        let sentence = |(name, line): &(String, usize)| {
+            let why = spec::named(name).err().map(|e| e.to_string()).unwrap_or_default();
+            format!("{}, line {line}: {why}; it is ignored", path.display())
+        };
+        state.strangers.iter().map(sentence).collect()
+    }
+
+    /// The key that clients have to send, where keys are asked for.
+    ///
+    /// # Errors
+    /// [`SettingsError::NoKey`]: the file asks for keys, and has none. Nobody is let in without one for that.
+    pub fn required_key(&self) -> Result<Option<String>, SettingsError> {
+        let on = |name: &&'static str| self.switch(name, false);
+        let Some(name) = ["api_key_required", "lan"].into_iter().find(on) else { return Ok(None) };
+        let of_the_file = !self.state().given.contains_key(name);
+        match (self.text("api_key"), &self.0.path) {
+            (None, Some(path)) if of_the_file => Err(SettingsError::NoKey { path: path.clone(), name }),
+            (key, _) => Ok(key),
+        }
     }
 
     /// The folders that models are looked for in, besides the usual ones.

@@ -11,6 +11,7 @@ use hearth_host::unclean;
 use hearth_library::home::Home;
 use hearth_library::marker;
 use hearth_library::scan::{ModelEntry, scan};
+use hearth_server::settings::{ModelsFile, Settings};
 use serde::Serialize;
 use serde_json::json;
 
@@ -63,7 +64,7 @@ pub async fn run(args: &DataArgs, home: &Home) -> Result<(), Failure> {
     if cfg!(target_os = "linux") {
         checks.push(blas());
     }
-    checks.extend([home_folder(home), port().await, models(home), disk(home), memory()]);
+    checks.extend([home_folder(home), settings(home), port().await, models(home), disk(home), memory()]);
     checks.extend(last_run(home));
     let failed = checks.iter().filter(|c| c.status == Status::Fail).count();
     if args.json {
@@ -131,6 +132,20 @@ fn home_folder(home: &Home) -> Check {
         Err(why) => {
             Check::fail("home", why, "give this user the right to write there, or set HEARTH_HOME to another folder")
         }
+    }
+}
+
+fn settings(home: &Home) -> Check {
+    let path = home.settings();
+    let read = Settings::open(&path).and_then(|settings| settings.required_key().map(|_| settings));
+    let wrong = match read {
+        Err(e) => return Check::fail("config", e.to_string(), "until then neither `hearth serve` nor the app starts"),
+        Ok(settings) => settings.ignored().into_iter().chain(ModelsFile::open(&home.models_toml()).problems),
+    };
+    match wrong.reduce(|all, one| format!("{all}; {one}")) {
+        Some(wrong) => Check::warn("config", wrong, "correct the file; everything else in it holds"),
+        None if path.exists() => Check::ok("config", format!("{} can be read", path.display())),
+        None => Check::ok("config", "no settings.toml: the defaults hold"),
     }
 }
 

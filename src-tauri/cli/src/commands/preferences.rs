@@ -35,9 +35,11 @@ pub fn apply(args: &mut ServeArgs, home: &Home) -> Result<Settings, Failure> {
     if args.given.origin("lan").is_none() && settings.switch("lan", false) {
         args.host = EVERYWHERE.to_owned();
     }
-    let asked = settings.switch("api_key_required", false) || settings.switch("lan", false);
-    if args.api_keys.is_empty() && asked {
-        args.api_keys.extend(settings.text("api_key"));
+    if args.api_keys.is_empty() {
+        args.api_keys.extend(settings.required_key().map_err(|e| Failure::unusable(e.to_string()))?);
+    }
+    for ignored in settings.ignored() {
+        tracing::warn!("{ignored}");
     }
     Ok(settings)
 }

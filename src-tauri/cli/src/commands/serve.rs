@@ -96,7 +96,14 @@ pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
         (None, None) => output::line(&format!("no model is loaded: {}", empty(&places, home))),
         (Some(entry), _) => {
             host.loading(entry, args.engine.context.map(u64::from));
-            ready(host, entry).await
+            match ready(host, entry).await {
+                // Nobody asked for this one: it was the last, or the only one.
+                Err(failure) if args.model.is_none() => {
+                    failure.report();
+                    output::line(&format!("no model is loaded: {}", empty(&places, home)))
+                }
+                done => done,
+            }
         }
     });
     // It ends because it was told to, or says why it does.

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 impl Serving {
     /// What a name stands for.
-    fn meant<'a>(&'a self, name: &'a str) -> &'a str {
+    pub(super) fn meant<'a>(&'a self, name: &'a str) -> &'a str {
         stands_for(&self.aliases, name)
     }
 }

@@ -20,7 +20,8 @@ pub(crate) async fn one(State(state): State<AppState>, request: Request) -> Resu
     let raw = request.uri().path().strip_prefix("/v1/models/").unwrap_or_default();
     let name = percent_decode_str(raw).decode_utf8_lossy();
     let models = state.backend().models().await;
-    match models.iter().find(|m| m.id == name) {
+    let id = state.backend().stands_for(&name);
+    match models.iter().find(|m| m.id == id) {
         Some(model) => Ok(Json(card(model))),
         None => {
             let available = models.into_iter().map(|m| m.id).collect();

@@ -9,6 +9,7 @@ use crate::state::AppState;
 use axum::Json;
 use axum::extract::State;
 use hearth_core::Limits;
+use hearth_core::error::bytes;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -18,9 +19,10 @@ impl From<SettingsError> for ServerError {
             SettingsError::Unknown(name, _) | SettingsError::Value { name, .. } => {
                 ServerError::param(name.clone(), e.to_string())
             }
-            SettingsError::Io { .. } | SettingsError::Syntax { .. } | SettingsError::Line { .. } => {
-                ServerError::bad(e.to_string())
-            }
+            SettingsError::Io { .. }
+            | SettingsError::Syntax { .. }
+            | SettingsError::Line { .. }
+            | SettingsError::NoKey { .. } => ServerError::bad(e.to_string()),
         }
     }
 }
@@ -38,6 +40,7 @@ pub(crate) async fn write(
     let settings = state.config().settings.clone();
     let mut values: BTreeMap<String, Value> = body.into_iter().collect();
     settings.check(&values)?;
+    check_reserve(&state, &values)?;
     if let Some(on) = values.get("launch_at_login") {
         desktop::launch_at_login(&state, on.as_bool().unwrap_or(false)).await?;
     }
@@ -51,6 +54,19 @@ pub(crate) async fn write(
         state.inspector().switch(on.as_bool().unwrap_or(true));
     }
     Ok(Json(reply(&settings)))
+}
+
+/// A reserve that leaves nothing of the budget would let no model load at the next start.
+fn check_reserve(state: &AppState, values: &BTreeMap<String, Value>) -> Result<(), ServerError> {
+    let Some(reserve) = values.get("reserve").and_then(Value::as_u64) else { return Ok(()) };
+    let budget = values.get("memory_budget").and_then(Value::as_u64);
+    let budget = budget.unwrap_or_else(|| state.backend().stats().memory.ledger.budget);
+    if budget > 0 && reserve >= budget {
+        let (budget, reserve) = (bytes(budget), bytes(reserve));
+        let text = format!("reserve must be less than the memory budget of {budget}; it is {reserve}");
+        return Err(ServerError::param("reserve", text));
+    }
+    Ok(())
 }
 
 /// The part of the values that the engine takes while it runs.
