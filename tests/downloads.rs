@@ -173,6 +173,12 @@ fn pull_says_where_the_model_is_and_what_went_wrong() {
     assert_eq!((&by_commit["state"], &by_commit["id"]), (&json!("done"), &json!(format!("org--tiny@{commit}"))));
     let missing = ran(hearth(&place, &hub, &["pull", "org/none"])).exits(1);
     assert!(missing.err.contains("there is no model org/none at 127.0.0.1"), "{missing:?}");
+    // A name without its organization: the download of that name is meant, and not the model that it is a part of.
+    ran(hearth(&place, &hub, &["pull", "tiny"])).exits(1);
+    let ls = ran(hearth(&place, &hub, &["ls"])).exits(0);
+    assert!(ls.out.contains("org/tiny") && !ls.out.contains("failed"), "what never began is not shown: {ls:?}");
+    let removed = ran(hearth(&place, &hub, &["rm", "tiny", "--yes"])).exits(0);
+    assert!(removed.out.contains("removed the download of tiny"), "{removed:?}");
     let bad = ran(hearth(&place, &hub, &["pull", "not a name"])).exits(2);
     assert!(bad.err.contains("org/name"), "{bad:?}");
     let mut away = place.hearth(&["pull", "org/tiny2"]);
@@ -358,7 +364,6 @@ fn a_download_follows_the_cache_and_goes_with_rm() {
     let path = ran(pull).exits(0).out;
     assert!(Path::new(path.trim()).starts_with(place.path("other")), "{path}");
     ran(hearth(&place, &hub, &["pull", "org/none"])).exits(1);
-    assert!(place.run(&["ls"]).exits(0).out.contains("org/none"));
     let asked = place.run(&["rm", "org/none"]).exits(1);
     assert!(asked.err.contains("add --yes"), "{asked:?}");
     place.run(&["rm", "org/none", "--yes"]).exits(0);

@@ -256,17 +256,18 @@ fn the_last_model_that_does_not_fit_any_more_does_not_keep_the_others_away() {
 fn what_is_wrong_in_models_toml_is_named_and_the_rest_works() {
     let place = three();
     let file = place.home().join("models.toml");
-    fs::write(&file, "[aliases]\ngpt = 4\nbest = \"Tiny-Qwen\"\n\n[Tiny-Qwen]\ncontext = \"much\"\ntop_k = 3\n")
-        .unwrap();
+    let aliases = "[aliases]\ngpt = 4\nbest = \"Tiny-Qwen\"\none = \"other\"\nother = \"one\"\n";
+    fs::write(&file, format!("{aliases}\n[Tiny-Qwen]\ncontext = \"much\"\ntop_k = 3\n")).unwrap();
     let server = serve(place, &[]);
     assert_eq!(ask(&server, "best"), "Tiny-Qwen");
     let log = fs::read_to_string(server.place.path("log")).unwrap();
-    for (line, key) in [(2, "`gpt`"), (6, "`context`")] {
+    assert!(log.contains("the alias \"one\" leads to no model"), "{log}");
+    for (line, key) in [(2, "`gpt`"), (8, "`context`")] {
         let place = format!("{}:{line}: {key}", file.display());
         assert!(log.lines().any(|line| line.contains(&place)), "{place} is missing in {log}");
     }
     let (_, logs) = server.place.admin(Method::GET, "/api/hearth/logs", None);
-    assert!(logs.to_string().contains("models.toml:6"), "the dashboard's log: {logs}");
+    assert!(logs.to_string().contains("models.toml:8"), "the dashboard's log: {logs}");
 
     let place = stopped(server);
     fs::write(&file, "[aliases]\nbest = = \"Tiny-Qwen\"\n").unwrap();

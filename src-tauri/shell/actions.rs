@@ -1,7 +1,7 @@
 //! What a click in the menu does. Nothing here waits: what takes time goes to the runtime's threads.
 
 use crate::shell::menu::Action;
-use crate::shell::service::Notice;
+use crate::shell::service::{Notice, base_url};
 use crate::shell::{Shell, updates, windows};
 use std::sync::{Mutex, PoisonError};
 use tauri::{AppHandle, Manager, Wry};
@@ -31,7 +31,7 @@ pub fn run(app: &AppHandle<Wry>, action: &Action) {
         Action::Stop(model) => service.stop_answers(model),
         Action::CopyAddress => {
             if let Some(address) = service.address() {
-                copy(&app, &address);
+                copy(&app, &base_url(&address));
             }
         }
         Action::Dashboard => windows::open_dashboard(&app, "/"),

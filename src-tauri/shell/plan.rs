@@ -125,11 +125,15 @@ mod tests {
     use super::*;
 
     fn plan(settings: &str, notice: Option<String>) -> Plan {
+        planned(settings, notice).unwrap()
+    }
+
+    fn planned(settings: &str, notice: Option<String>) -> Result<Plan, HostError> {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::at(dir.path());
         std::fs::write(home.settings(), settings).unwrap();
         let settings = Settings::open(&home.settings()).unwrap();
-        Plan::of(&home, settings, &LogRing::default(), notice).unwrap()
+        Plan::of(&home, settings, &LogRing::default(), notice)
     }
 
     #[test]
@@ -154,9 +158,11 @@ mod tests {
     }
 
     #[test]
-    fn an_open_server_without_a_key_is_the_servers_to_refuse() {
-        let plan = plan("lan = true\n", None);
-        assert!(!plan.config.is_loopback() && plan.config.api_keys.is_empty());
+    fn a_switch_that_asks_for_keys_without_a_key_is_refused() {
+        for switch in ["lan", "api_key_required"] {
+            let refusal = planned(&format!("{switch} = true\n"), None).err().unwrap().to_string();
+            assert!(refusal.contains(&format!("{switch} = true needs an api_key")), "{refusal}");
+        }
     }
 
     #[test]

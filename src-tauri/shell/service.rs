@@ -98,6 +98,11 @@ struct Again {
     load: bool,
 }
 
+/// What an editor wants to be told of a server's address.
+pub fn base_url(address: &str) -> String {
+    format!("{address}/v1")
+}
+
 impl Service {
     /// Starts Hearth in this home; returns at once.
     pub fn start(home: Result<Home, String>, logs: LogRing) -> Self {
@@ -309,8 +314,9 @@ impl Service {
         *self.live() =
             Live { control: Some(control), engine: Some(host.engine().clone()), settings: Some(own.settings.clone()) };
         if port != wanted {
-            let body = format!("Port {wanted} is taken. The address is {address}, and it is on the clipboard.");
-            self.tell("Hearth serves on another port", &body, Some(address.clone()));
+            let base = base_url(&address);
+            let body = format!("Port {wanted} is taken. The address is {base}, and it is on the clipboard.");
+            self.tell("Hearth serves on another port", &body, Some(base));
         }
         if let Some(why) = &notice {
             self.tell("Nothing is loaded", why, None);

@@ -37,7 +37,7 @@ fn a_day_with_the_icon() {
     assert!(models["data"].as_array().unwrap().iter().any(|m| m["id"] == "Tiny-Llama"), "{models}");
 
     desk.panel.click(&["Copy Address"]);
-    desk.clipboard_becomes(&address);
+    desk.clipboard_becomes(&format!("{address}/v1"));
 
     assert_eq!(desk.windows(), Vec::<String>::new(), "an app in the menu bar begins without a window");
     desk.panel.click(&["Open Dashboard"]);
@@ -146,7 +146,7 @@ fn a_taken_port_is_told_and_the_address_copied() {
     app.start();
     let address = app.address();
     assert!(!address.ends_with(&format!(":{taken}")), "{address}");
-    desk.clipboard_becomes(&address);
+    desk.clipboard_becomes(&format!("{address}/v1"));
     let note = desk.panel.notification("Hearth serves on another port");
     assert!(note.contains(&format!("Port {taken} is taken")) && note.contains(&address), "{note}");
     desk.panel.wait_for(&format!("Serving on {address}"));

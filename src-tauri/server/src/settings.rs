@@ -371,7 +371,7 @@ mod tests {
         let settings = Settings::default();
         for (name, value, words) in [
             ("cache", json!(1), "there is no setting `cache`"),
-            ("cache_ram", json!("much"), "cache_ram must be a size"),
+            ("cache_ram", json!("much"), "cache_ram must be a number of 0 bytes or more"),
             ("cache_ram", json!(-1), "cache_ram must be"),
             ("max_rows", json!(0), "a whole number from 1 to 256; it is 0"),
             ("lan", json!("yes"), "lan must be true or false"),

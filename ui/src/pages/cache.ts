@@ -84,7 +84,8 @@ export class Cache extends Part {
     const { ram, ssd } = store.stats!.cache;
     const tokens = ram.reused_tokens + ssd.reused_tokens;
     const hits = ram.hits + ssd.hits;
-    const asked = ram.hits + ram.misses;
+    // A request that is answered from disk counts there and nowhere else.
+    const asked = hits + ram.misses;
     const rate = this.prefillSpeed();
     return html`<section class="panel" aria-labelledby="saved-h"><header><h2 id="saved-h">Saved since the start</h2></header>
       <dl class="figures">

@@ -19,7 +19,12 @@ pub fn run(args: &DataArgs, home: &Home) -> Result<(), Failure> {
     let found = scan(&places(home));
     let models = describe_all(found.models, &chips::here());
     let downloads: Vec<Download> = match DownloadManager::standard(home) {
-        Ok(manager) => manager.list().into_iter().filter(|d| d.state != DownloadState::Done).collect(),
+        // What never began (a misspelt name) leaves nothing to go on with.
+        Ok(manager) => manager
+            .list()
+            .into_iter()
+            .filter(|d| d.state != DownloadState::Done && !(d.state == DownloadState::Failed && d.total == 0))
+            .collect(),
         Err(_) => Vec::new(),
     };
     if args.json {

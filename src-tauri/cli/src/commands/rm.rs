@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::output::{self, size};
 use hearth_core::stats::Health;
 use hearth_library::LibraryError;
-use hearth_library::download::{DownloadManager, DownloadState};
+use hearth_library::download::{Download, DownloadManager, DownloadState};
 use hearth_library::home::Home;
 use hearth_library::remove::{self, Removal};
 use hearth_library::scan::find;
@@ -19,8 +19,12 @@ use std::io::{IsTerminal, Write};
 /// Exit code 3 when there is no such model, 1 when it is in use, somebody else's, or the user says no.
 pub async fn run(args: &RmArgs, home: &Home) -> Result<(), Failure> {
     let entry = match find(&args.model, &places(home)) {
-        Err(error @ LibraryError::NotFound { .. }) => return unfinished(args, home, error),
-        other => other?,
+        // The name of a download is meant before a part of a model's.
+        Ok(entry) if entry.id == args.model => entry,
+        other => match (open_download(args, home)?, other) {
+            (Some((manager, job)), _) => return remove_download(args, &manager, &job),
+            (None, found) => found?,
+        },
     };
     let removal = remove::plan(&entry)?;
     if let Some(server) = running::find(home, None)? {
@@ -50,15 +54,20 @@ pub async fn run(args: &RmArgs, home: &Home) -> Result<(), Failure> {
     output::line(&format!("removed {}, which frees {}", done.id, size(done.frees)))
 }
 
-/// A download that is not complete goes with what it has fetched.
-fn unfinished(args: &RmArgs, home: &Home, error: LibraryError) -> Result<(), Failure> {
+/// The download of exactly this name that is not complete.
+fn open_download(args: &RmArgs, home: &Home) -> Result<Option<(DownloadManager, Download)>, Failure> {
     let manager = DownloadManager::standard(home)?;
     let wanted = args.model.as_str();
     let job = manager.list().into_iter().find(|job| {
         let open = matches!(job.state, DownloadState::Paused | DownloadState::Failed);
         open && (job.repo == wanted || format!("{}@{}", job.repo, job.revision) == wanted)
     });
-    let Some(job) = job else { return Err(error.into()) };
+    Ok(job.map(|job| (manager, job)))
+}
+
+/// A download that is not complete goes with what it has fetched.
+fn remove_download(args: &RmArgs, manager: &DownloadManager, job: &Download) -> Result<(), Failure> {
+    let wanted = &args.model;
     if !args.yes {
         let here = size(job.bytes);
         return Err(Failure::no(format!("remove the download of {wanted} ({here} are here)? add --yes to say so")));

@@ -2,7 +2,7 @@
 //! wrong in it is named with its line and left out, and the rest works.
 
 use super::{SettingsError, line_of};
-use hearth_core::model_settings::{ModelSettings, stay};
+use hearth_core::model_settings::{ModelSettings, stands_for, stay};
 use hearth_core::sampling;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -73,6 +73,12 @@ impl ModelsFile {
                 continue;
             }
             file.models.insert(name.to_owned(), settings_of(table, path, &mut wrong));
+        }
+        for alias in file.aliases.keys() {
+            let end = stands_for(&file.aliases, alias);
+            if file.aliases.contains_key(end) {
+                problems.push(format!("{}: the alias \"{alias}\" leads to no model, but in a circle", path.display()));
+            }
         }
         file.problems = problems;
         file

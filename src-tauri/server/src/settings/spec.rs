@@ -77,7 +77,10 @@ impl Spec {
 
     fn expected(&self) -> String {
         match self.kind {
-            Kind::Bytes(least) => format!("a size of {least} bytes or more"),
+            Kind::Bytes(least) => {
+                let bytes = if least == 1 { "byte" } else { "bytes" };
+                format!("a number of {least} {bytes} or more (in settings.toml also a text such as \"18GB\")")
+            }
             Kind::Count(least, most) => format!("a whole number from {least} to {most}"),
             Kind::Switch(_) => "true or false".into(),
             Kind::Folders => "a list of folders by their absolute paths".into(),
