@@ -446,7 +446,16 @@ impl<'a> Weights<'a> {
             Some((shard, file)) if shard == info.shard => file,
             _ => File::open(path).map_err(io)?,
         };
-        file.read_exact_at(bytes, info.offset).map_err(io)?;
+        file.read_exact_at(bytes, info.offset).map_err(|e| match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => CoreError::Io {
+                file: path.to_owned(),
+                message: format!(
+                    "it became shorter while it was read: expected {} bytes at byte {}, found its end",
+                    info.bytes, info.offset
+                ),
+            },
+            _ => io(e),
+        })?;
         self.open = Some((info.shard, file));
         self.read += info.bytes;
         (self.progress)(self.read as f64 / self.total.max(1) as f64);

@@ -129,7 +129,8 @@ impl Recorder {
             loading,
             context: stats.model.as_ref().map(|m| m.context as u64).or(record.running.context),
             budget: known(ledger.budget).or(record.running.budget),
-            used: known(ledger.total),
+            // Without the reserve, which nobody uses.
+            used: known(ledger.total.saturating_sub(ledger.reserve)),
             process: stats.memory.process,
             rows: stats.rows.len(),
             ..record.running.clone()
@@ -281,7 +282,7 @@ mod tests {
         let found = read().unwrap();
         assert_eq!((found.model.as_str(), found.loading, found.context), ("/models/tiny", true, Some(100)));
         assert!(found.process > 0 && found.pid == std::process::id());
-        let ledger = LedgerStats { budget: 9, total: 7, ..LedgerStats::default() };
+        let ledger = LedgerStats { budget: 9, total: 8, reserve: 1, ..LedgerStats::default() };
         let memory = MemoryStats { ledger, process: 5, ..MemoryStats::default() };
         let stats = Stats { memory, rows: vec![RowStats::default()], ..Stats::default() };
         recorder.update(&Health::Ready { model: "tiny".into() }, &stats);
