@@ -202,3 +202,24 @@ fn chat_template(dir: &Path) -> Result<Option<String>> {
     }
     Ok(optional_json(&dir.join("chat_template.json"))?["chat_template"].as_str().map(str::to_owned))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_weight_file_that_shrinks_while_it_is_read_is_named() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens/llama-f32");
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+            std::fs::copy(golden.join(file), dir.path().join(file)).unwrap();
+        }
+        let weights = dir.path().join("model.safetensors");
+        let mut shrink = |_: f64| {
+            let file = std::fs::OpenOptions::new().write(true).open(&weights).unwrap();
+            file.set_len(file.metadata().unwrap().len() / 4).unwrap();
+        };
+        let refusal = load(dir.path(), "m", LoadOptions::default(), &mut shrink).err().unwrap().to_string();
+        assert!(refusal.contains("model.safetensors: it became shorter while it was read: expected "), "{refusal}");
+    }
+}
