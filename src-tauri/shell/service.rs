@@ -401,8 +401,7 @@ impl Service {
                 _ = quit.wait_for(|quit| *quit) => return true,
                 () = tokio::time::sleep(ANOTHER_ENDS) => {}
             }
-            // Only to see whether it could be had: the next round takes it.
-            if matches!(home.acquire(), Ok(Ownership::Owned(_))) {
+            if matches!(home.inspect(), Ok(None)) {
                 *self.live() = Live::default();
                 self.change(|view| {
                     (view.address, view.status, view.models) = (None, Status::starting(), Some(Vec::new()));

@@ -12,6 +12,7 @@ mod panel;
 use app::App;
 use desk::Desk;
 use driver::Driver;
+use hearth_library::home::{Home, Ownership};
 use serde_json::json;
 use std::net::TcpListener;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -151,6 +152,43 @@ fn a_taken_port_is_told_and_the_address_copied() {
     assert!(note.contains(&format!("Port {taken} is taken")) && note.contains(&address), "{note}");
     desk.panel.wait_for(&format!("Serving on {address}"));
     drop(holder);
+    desk.panel.click(&["Quit Hearth"]);
+    assert_eq!(app.wait().0.code(), Some(0));
+}
+
+/// Settings that cannot be used: the menu says so, however early that was.
+#[test]
+fn a_start_that_fails_says_why_in_the_menu() {
+    let desk = Desk::new();
+    let mut app = App::new(&desk);
+    std::fs::write(app.home().join("settings.toml"), "api_key_required = true\n").unwrap();
+    app.start();
+    let why = "api_key_required = true needs an api_key";
+    desk.panel.wait_for(why);
+    assert!(desk.panel.notification("Hearth cannot serve").contains(why));
+    desk.panel.click(&["Open Dashboard"]);
+    desk.wait_for_windows(1);
+    desk.panel.click(&["Quit Hearth"]);
+    assert_eq!(app.wait().0.code(), Some(0));
+}
+
+/// Another process serves from the same home: the app says so, and serves when that one has ended.
+#[test]
+fn it_takes_over_when_another_server_ends() {
+    let desk = Desk::new();
+    let mut app = App::new(&desk);
+    app.add_model(TINY, "Tiny-Llama");
+    let Ownership::Owned(other) = Home::at(app.home()).acquire().unwrap() else { panic!("nobody else is here") };
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let record = json!({"pid": std::process::id(), "host": "127.0.0.1", "port": port, "model": null, "started": 1, "token": "t"});
+    other.publish(&serde_json::from_value(record).unwrap()).unwrap();
+    app.start();
+    desk.panel.wait_for("Another Hearth serves");
+    drop(other);
+    desk.panel.wait_for("No model is loaded");
+    let models = app.get("/v1/models");
+    assert_eq!(models["data"][0]["id"], "Tiny-Llama", "{models}");
+    assert!(app.address().ends_with(&format!(":{port}")), "on the address that the other one had: {}", app.address());
     desk.panel.click(&["Quit Hearth"]);
     assert_eq!(app.wait().0.code(), Some(0));
 }
