@@ -57,6 +57,11 @@ fn a_key_that_the_settings_ask_for_is_asked_for() {
     let with = http().get(format!("{}/v1/models", server.url)).bearer_auth("sk-hearth-0123456789").send().unwrap();
     assert_eq!(with.status(), 200);
     assert_eq!(http().get(&server.url).send().unwrap().status(), 200, "the page itself says how to get in");
+    // Taken away, it is another one: the switch that asks for it is still on.
+    let put = http().put(format!("{}/api/hearth/settings", server.url)).bearer_auth(token(&server));
+    let all: Value = put.json(&json!({"api_key": null})).send().unwrap().json().unwrap();
+    let key = all["settings"]["api_key"]["value"].as_str().unwrap();
+    assert!(key.starts_with("sk-hearth-") && key != "sk-hearth-0123456789", "{key}");
 }
 
 #[test]

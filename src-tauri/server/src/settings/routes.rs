@@ -84,8 +84,9 @@ fn limits(values: &BTreeMap<String, Value>) -> Limits {
 
 /// Whoever asks for a key, or opens the server to other machines, gets one.
 fn make_key(settings: &Settings, values: &mut BTreeMap<String, Value>) -> Result<(), ServerError> {
-    let wanted = |name: &str| values.get(name) == Some(&json!(true));
-    if (wanted("lan") || wanted("api_key_required")) && settings.text("api_key").is_none() {
+    let then = |name: &str| values.get(name).cloned().unwrap_or_else(|| settings.get(name));
+    // Also who takes the key away and leaves the switch on: without one the next start would be refused.
+    if (then("lan") == true || then("api_key_required") == true) && then("api_key").is_null() {
         values.insert("api_key".into(), json!(format!("sk-hearth-{}", random_hex()?)));
     }
     Ok(())
