@@ -45,7 +45,7 @@ pub fn release_freed() {
 /// heap: at 8,192 tokens SmolLM2 held 70 MB of pages without the one that no buffer had, and the idle level rose by tens of
 /// megabytes in half an hour without the other. For the start of a process, before it has threads.
 pub fn prepare_allocator() {
-    sys::map_large();
+    sys::prepare_allocator();
 }
 
 #[cfg(test)]

@@ -33,8 +33,8 @@ pub fn release_freed() {}
 /// glibc learns from each large buffer that is freed to take the next ones from its heap, up to 32 MB, and to keep twice
 /// that at the heap's end: buffers between those in use then hold pages that nobody has. From here on they are mapped.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-pub fn map_large() {
-    // SAFETY: both take plain numbers, and change what later calls of malloc and free do.
+pub fn prepare_allocator() {
+    // SAFETY: all take plain numbers, and change what later calls of malloc and free do.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 4 << 20);
         libc::mallopt(libc::M_TRIM_THRESHOLD, 8 << 20);
@@ -45,7 +45,7 @@ pub fn map_large() {
 
 /// macOS maps large buffers.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-pub fn map_large() {}
+pub fn prepare_allocator() {}
 
 #[cfg(target_os = "linux")]
 pub fn memory() -> Memory {

@@ -123,8 +123,8 @@ struct State {
     changed: BTreeMap<String, Value>,
     /// The values that what runs goes by, where only a start takes new ones.
     started: BTreeMap<&'static str, Value>,
-    /// Names in the file that are no settings, with their lines.
-    strangers: Vec<(String, usize)>,
+    /// Names in the file that are no settings, a sentence each.
+    ignored: Vec<String>,
 }
 
 impl Settings {
@@ -147,13 +147,13 @@ impl Settings {
                 spec.value_of(item).map_err(at)?;
             }
         }
-        let strangers = file.iter().filter(|(name, _)| spec::named(name).is_err());
-        let strangers = strangers
-            .map(|(name, item)| {
-                (name.to_owned(), line_of(&text, file.key(name).and_then(toml_edit::Key::span).or(item.span())))
-            })
-            .collect();
-        let state = State { strangers, file: file.into_mut(), ..State::default() };
+        let sentence = |(name, item): (&str, &Item)| {
+            let why = spec::named(name).err()?;
+            let line = line_of(&text, file.key(name).and_then(toml_edit::Key::span).or(item.span()));
+            Some(format!("{}, line {line}: {why}; it is ignored", path.display()))
+        };
+        let ignored = file.iter().filter_map(sentence).collect();
+        let state = State { ignored, file: file.into_mut(), ..State::default() };
         Ok(Settings(Arc::new(Inner { path: Some(path.into()), state: Mutex::new(state) })))
     }
 
@@ -195,13 +195,7 @@ impl Settings {
 
     /// Names in the file that are no settings, a sentence each: misspelt ones, or those of a newer Hearth.
     pub fn ignored(&self) -> Vec<String> {
-        let path = self.0.path.clone().unwrap_or_default();
-        let state = self.state();
-        let sentence = |(name, line): &(String, usize)| {
-            let why = spec::named(name).err().map(|e| e.to_string()).unwrap_or_default();
-            format!("{}, line {line}: {why}; it is ignored", path.display())
-        };
-        state.strangers.iter().map(sentence).collect()
+        self.state().ignored.clone()
     }
 
     /// The key that clients have to send, where keys are asked for.

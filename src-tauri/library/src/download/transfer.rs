@@ -170,7 +170,8 @@ impl Context {
             while !bytes.is_empty() {
                 // A chunk is in the journal before the next one is begun: a kill costs one of each connection, never two.
                 let chunk = span.part.chunk();
-                let now = bytes.split_off(..((chunk - *at % chunk) as usize).min(bytes.len())).unwrap_or_default();
+                let (now, rest) = bytes.split_at(((chunk - *at % chunk) as usize).min(bytes.len()));
+                bytes = rest;
                 span.part.write(now, *at)?;
                 let from = *at;
                 *at += now.len() as u64;
