@@ -127,6 +127,29 @@ impl LayerCache {
         }
     }
 
+    /// The same state for somebody else to keep: where a token axis is written in place, a copy of what is held; of what is
+    /// replaced with every chunk, another handle.
+    ///
+    /// # Errors
+    /// MLX's.
+    pub fn copied(&self) -> Result<LayerCache> {
+        Ok(match self {
+            LayerCache::Plain(c) => LayerCache::Plain(c.copied()?),
+            LayerCache::Rotating(c) => LayerCache::Rotating(c.shared()),
+            LayerCache::Quantized(c) => LayerCache::Quantized(c.copied()?),
+            LayerCache::Recurrent(c) => LayerCache::Recurrent(c.shared()),
+        })
+    }
+
+    /// So many tokens will go in: buffers with a token axis of that length make room for all of them at once.
+    pub fn expect(&mut self, tokens: usize) {
+        match self {
+            LayerCache::Plain(c) => c.expect(tokens),
+            LayerCache::Quantized(c) => c.expect(tokens),
+            LayerCache::Rotating(_) | LayerCache::Recurrent(_) => {}
+        }
+    }
+
     /// Forgets what follows the first `tokens` tokens; nothing where [`LayerCache::can_trim`] says no.
     pub fn trim(&mut self, tokens: usize) {
         match self {

@@ -19,6 +19,10 @@ enum Act {
     Lend(usize, usize),
     /// One token for several sequences in one step; those left out have left the batch.
     Together(Vec<bool>, u32),
+    /// A copy that somebody else keeps becomes a sequence of its own.
+    Copy(usize),
+    /// So many tokens more are announced, whether they come or not.
+    Expect(usize, usize),
     /// To bytes, in blocks, and back.
     Store(usize, usize),
     /// A sequence ends.
@@ -33,6 +37,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         3 => (n.clone(), n.clone()).prop_map(|(at, to)| Act::Lend(at, to)),
         3 => (proptest::collection::vec(proptest::bool::ANY, 4), 3u32..280).prop_map(|(who, id)| Act::Together(who, id)),
         2 => (n.clone(), 1usize..20).prop_map(|(at, block)| Act::Store(at, block)),
+        2 => n.clone().prop_map(Act::Copy),
+        1 => (n.clone(), n.clone()).prop_map(|(at, more)| Act::Expect(at, more)),
         1 => n.prop_map(Act::Drop),
     ];
     proptest::collection::vec(act, 1..14)
@@ -168,6 +174,19 @@ fn check(model: &Loaded, tolerance: f32, acts: Vec<Act>) -> std::result::Result<
                 let tokens = live[at].tokens[..to].to_vec();
                 live.push(Sequence { tokens, caches });
                 chunk_of.push(chunk_of[at]);
+            }
+            Act::Copy(at) => {
+                let Some(at) = pick(*at).filter(|_| live.len() < 4) else { continue };
+                let caches: Vec<LayerCache> = live[at].caches.iter().map(|c| c.copied().unwrap()).collect();
+                eval(caches.iter().flat_map(LayerCache::tensors)).unwrap();
+                let tokens = live[at].tokens.clone();
+                live.push(Sequence { tokens, caches });
+                chunk_of.push(chunk_of[at]);
+            }
+            Act::Expect(at, more) => {
+                let Some(at) = pick(*at) else { continue };
+                let all = live[at].tokens.len() + more;
+                live[at].caches.iter_mut().for_each(|c| c.expect(all));
             }
             Act::Together(who, id) => {
                 let chosen: Vec<usize> = (0..live.len()).filter(|&i| who[i % who.len()]).collect();

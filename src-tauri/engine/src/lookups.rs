@@ -30,7 +30,7 @@ impl Lookups {
             // All look at the same zeros: only the tokens matter here.
             let cache = LayerCache::Plain(PlainCache::of(state.share(), state.share(), tokens.len()));
             let entry = Entry { namespace, tokens, caches: vec![cache], attachments: Vec::new() };
-            if !matches!(lookups.cache.put(entry), Put::Kept { .. }) {
+            if !matches!(lookups.cache.put(entry), Put::Kept(_)) {
                 return Err(Error::Stored { found: format!("entry {number}, which the prompt cache does not take") });
             }
         }

@@ -94,17 +94,12 @@ pub struct Lent {
 /// What became of an entry.
 #[derive(Debug)]
 pub enum Put {
-    /// It is kept, and these have no room any more.
-    Kept {
-        /// Its number.
-        id: EntryId,
-        /// Least recently used first.
-        evicted: Vec<(EntryId, Entry)>,
-    },
+    /// It is kept, and these have no room any more, least recently used first.
+    Kept(Vec<(EntryId, Entry)>),
     /// It is larger than the cache: a matter for the disk.
     TooLarge(Entry),
     /// Its tokens and caches do not belong together, or its arrays are another's.
-    Invalid(Entry),
+    Invalid,
 }
 
 #[derive(Debug)]
@@ -202,16 +197,11 @@ impl PromptCache {
     /// Lends views of an entry's first tokens; the entry stays.
     pub fn lend(&mut self, hit: Hit) -> Option<Lent> {
         self.touch(hit.id);
-        let lent = self.views(hit)?;
+        let Held { entry, lease, .. } = self.held.get(&hit.id)?;
+        let lent = entry.lend(hit.tokens, lease);
         self.counts.hits += 1;
         self.counts.reused_tokens += hit.tokens as u64;
         Some(lent)
-    }
-
-    /// Views of an entry's first tokens, for the row that made it.
-    pub fn views(&self, hit: Hit) -> Option<Lent> {
-        let Held { entry, lease, .. } = self.held.get(&hit.id)?;
-        Some(entry.lend(hit.tokens, lease))
     }
 
     /// Hands an entry over, cut to its first tokens: for when there is no room for a copy.
@@ -240,7 +230,7 @@ impl PromptCache {
     /// Stores an entry whose arrays are computed or being computed.
     pub fn put(&mut self, entry: Entry) -> Put {
         if !entry.is_valid() {
-            return Put::Invalid(entry);
+            return Put::Invalid;
         }
         let bytes = entry.bytes();
         if bytes > self.cap {
@@ -271,7 +261,7 @@ impl PromptCache {
             evicted.extend(self.remove(oldest).map(|entry| (oldest, entry)));
             self.counts.evicted += 1;
         }
-        Put::Kept { id, evicted }
+        Put::Kept(evicted)
     }
 
     /// Takes an entry out.

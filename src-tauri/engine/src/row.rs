@@ -141,6 +141,11 @@ impl Row {
         self.caches.iter().map(|c| c.bytes() as u64).sum()
     }
 
+    /// Tokens that the caches will hold in any case: what there is, and the one that follows.
+    pub fn expected(&self) -> usize {
+        self.request.prompt.len() + self.ids.len() + 1
+    }
+
     /// These tokens of prompt and answer.
     pub fn tokens(&self, from: usize, n: usize) -> impl Iterator<Item = u32> {
         self.request.prompt.iter().chain(&self.ids).copied().skip(from).take(n)

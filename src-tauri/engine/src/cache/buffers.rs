@@ -9,13 +9,15 @@ use hearth_mlx::{Tensor, concatenate};
 #[derive(Debug)]
 pub struct Buffers<const N: usize> {
     arrays: Option<[Tensor; N]>,
+    /// Tokens that will come in any case.
+    expected: i32,
     /// Set while the arrays are somebody else's too: then the first write makes a copy.
     lease: Option<Lease>,
 }
 
 impl<const N: usize> Default for Buffers<N> {
     fn default() -> Self {
-        Buffers { arrays: None, lease: None }
+        Buffers { arrays: None, expected: 0, lease: None }
     }
 }
 
@@ -28,7 +30,7 @@ fn each<const N: usize>(make: impl FnMut(usize) -> Result<Tensor>) -> Result<[Te
 impl<const N: usize> Buffers<N> {
     /// Buffers that hold these arrays.
     pub fn of(arrays: [Tensor; N]) -> Self {
-        Buffers { arrays: Some(arrays), lease: None }
+        Buffers { arrays: Some(arrays), ..Buffers::default() }
     }
 
     /// The arrays with their spare room.
@@ -47,11 +49,30 @@ impl<const N: usize> Buffers<N> {
     }
 
     /// Another handle to the same arrays. Whoever writes first, copies.
+    pub fn shared(&self) -> Self {
+        let arrays = self.arrays.as_ref().map(|all| all.each_ref().map(Tensor::share));
+        Buffers { arrays, ..Buffers::default() }
+    }
+
+    /// The same, counted by the owner.
     pub fn lend(&self, lease: &Lease) -> Self {
-        Buffers {
-            arrays: self.arrays.as_ref().map(|all| all.each_ref().map(Tensor::share)),
-            lease: Some(lease.clone()),
-        }
+        Buffers { lease: Some(lease.clone()), ..self.shared() }
+    }
+
+    /// So many tokens will be held in any case: the next time that the buffers grow, they have room for them. Growing chunk
+    /// by chunk copies all there is each time, and leaves holes between other buffers.
+    pub fn expect(&mut self, tokens: usize) {
+        self.expected = i32::try_from(tokens).unwrap_or(i32::MAX);
+    }
+
+    /// A copy of the first `held` tokens, with the room that so many get.
+    ///
+    /// # Errors
+    /// MLX's.
+    pub fn copied(&self, held: usize) -> Result<Self> {
+        let room = room_for(held as u64) as i32;
+        let copy = |all: &[Tensor; N]| each(|i| grown(Some(&all[i]), &all[i], held as i32, room));
+        Ok(Buffers { arrays: self.arrays.as_ref().map(copy).transpose()?, ..Buffers::default() })
     }
 
     /// Writes new tokens `[1, heads, n, width]` at `at` into buffers of which `held` tokens count, growing to at most
@@ -65,7 +86,7 @@ impl<const N: usize> Buffers<N> {
         let base = match self.arrays.take() {
             Some(own) if !lent && own[0].dim(2) >= end => own,
             other => {
-                let room = (room_for(end as u64) as i32).min(limit.max(end));
+                let room = (room_for(end.max(self.expected) as u64) as i32).min(limit.max(end));
                 each(|i| grown(other.as_ref().map(|all| &all[i]), &new[i], held, room))?
             }
         };

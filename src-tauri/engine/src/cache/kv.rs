@@ -46,6 +46,19 @@ impl PlainCache {
         PlainCache { buffers: self.buffers.lend(lease), offset: tokens.min(self.offset) }
     }
 
+    /// A copy of its own.
+    ///
+    /// # Errors
+    /// MLX's.
+    pub fn copied(&self) -> Result<Self> {
+        Ok(PlainCache { buffers: self.buffers.copied(self.offset)?, offset: self.offset })
+    }
+
+    /// See [`super::LayerCache::expect`].
+    pub fn expect(&mut self, tokens: usize) {
+        self.buffers.expect(tokens);
+    }
+
     /// Forgets what follows the first `tokens` tokens.
     pub fn trim(&mut self, tokens: usize) {
         self.offset = tokens.min(self.offset);
@@ -98,6 +111,11 @@ impl RotatingCache {
     /// Keys and values in slot order.
     pub fn arrays(&self) -> impl Iterator<Item = &Tensor> {
         self.buffers.arrays()
+    }
+
+    /// Another handle to the same window; whoever writes into it first, copies.
+    pub fn shared(&self) -> Self {
+        RotatingCache { buffers: self.buffers.shared(), ..*self }
     }
 
     /// Whether earlier states can still be had: nothing has fallen out yet.
@@ -182,6 +200,7 @@ impl RotatingCache {
 mod tests {
     use super::super::{LayerCache, Lease};
     use super::*;
+    use hearth_core::layout::room_for;
     use hearth_mlx::Dtype;
     use proptest::prelude::*;
 
@@ -217,6 +236,25 @@ mod tests {
             assert_eq!(keys, range(before.saturating_sub(window - 1), before + n));
         }
         assert!(cache.tensors().next().unwrap().dim(2) as usize <= window.max(cache.offset().min(window)) + 1);
+    }
+
+    fn rooms(cache: &LayerCache) -> Vec<i32> {
+        cache.tensors().map(|t| t.dim(2)).collect()
+    }
+
+    #[test]
+    fn what_is_expected_has_room_at_once_and_a_copy_has_room_for_what_is_held() {
+        let mut cache = LayerCache::Plain(PlainCache::default());
+        cache.expect(1000);
+        for n in [1, 299, 700] {
+            feed(&mut cache, n);
+            assert_eq!(rooms(&cache), [room_for(1000) as i32; 2], "never grows while the prompt comes");
+            let copy = cache.copied().unwrap();
+            assert_eq!(rooms(&copy), [room_for(cache.offset() as u64) as i32; 2]);
+            assert_eq!((copy.offset(), copy.is_lent(), cache.is_lent()), (cache.offset(), false, false));
+        }
+        feed(&mut cache, 200);
+        assert_eq!(rooms(&cache), [room_for(1200) as i32; 2], "what was not expected has room as well");
     }
 
     proptest! {

@@ -66,6 +66,19 @@ impl QuantizedCache {
         QuantizedCache { buffers: self.buffers.lend(lease), offset: tokens.min(self.offset), ..*self }
     }
 
+    /// A copy of its own.
+    ///
+    /// # Errors
+    /// MLX's.
+    pub fn copied(&self) -> Result<Self> {
+        Ok(QuantizedCache { buffers: self.buffers.copied(self.offset)?, ..*self })
+    }
+
+    /// See [`super::LayerCache::expect`].
+    pub fn expect(&mut self, tokens: usize) {
+        self.buffers.expect(tokens);
+    }
+
     /// Forgets what follows the first `tokens` tokens.
     pub fn trim(&mut self, tokens: usize) {
         self.offset = tokens.min(self.offset);

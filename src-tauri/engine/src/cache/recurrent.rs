@@ -45,9 +45,14 @@ impl RecurrentCache {
     }
 
     /// Another handle to the same state, which nobody writes to: it is replaced.
-    pub fn lend(&self, lease: &Lease) -> Self {
+    pub fn shared(&self) -> Self {
         let share = |t: &Option<Tensor>| t.as_ref().map(Tensor::share);
-        RecurrentCache { lease: Some(lease.clone()), ..Self::of(share(&self.conv), share(&self.state), self.offset) }
+        Self::of(share(&self.conv), share(&self.state), self.offset)
+    }
+
+    /// The same, counted by its owner.
+    pub fn lend(&self, lease: &Lease) -> Self {
+        RecurrentCache { lease: Some(lease.clone()), ..self.shared() }
     }
 
     /// What it holds.

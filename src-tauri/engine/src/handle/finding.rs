@@ -86,8 +86,8 @@ impl EngineHandle {
             },
             Err(LibraryError::NotFound { name, available }) => {
                 // A model that was loaded by its folder is in no place that is searched.
-                let lower = name.to_lowercase();
-                match resident(&|id| id.to_lowercase().contains(&lower)) {
+                let meant = self.resident_named(&name);
+                match resident(&|id| id == meant) {
                     Some(model) => Ok(model),
                     // With one model there is no doubt who is meant.
                     None if available.len() <= 1 => self.current(Some(&name)).await,
@@ -165,7 +165,7 @@ impl EngineHandle {
 
     /// Every model that a request may name.
     pub(super) async fn cards(&self) -> Vec<ModelCard> {
-        let (mut cards, pins, loading, wanted) = self.shared.update(|state| {
+        let (mut cards, pins, loading, wanted, limit) = self.shared.update(|state| {
             let card = |m: &super::Resident| ModelCard {
                 id: m.served.id.clone(),
                 created: m.served.created,
@@ -179,7 +179,7 @@ impl EngineHandle {
                 _ => None,
             };
             let cards: Vec<_> = state.models.iter().map(card).collect();
-            (cards, state.pins.clone(), loading, state.wanted.clone())
+            (cards, state.pins.clone(), loading, state.wanted.clone(), state.limits.context)
         });
         let mut others: Vec<_> = self.complete().await.into_iter().map(|e| (e.id, e.path, e.context)).collect();
         // The only one that is served comes back when it is asked for.
@@ -189,12 +189,15 @@ impl EngineHandle {
             if cards.iter().any(|card| card.id == id) {
                 continue;
             }
+            // What the budget leaves of it shows when it is loaded.
+            let asked = limit.or(self.options.serving.of(&id).context).filter(|&n| n > 0);
+            let own = context.unwrap_or(0) as usize;
             cards.push(ModelCard {
                 created: created(&path),
                 loaded: false,
                 state: if loading.as_ref() == Some(&id) { "loading" } else { "on_disk" },
                 pinned: pins.contains(&id),
-                context: context.unwrap_or(0) as usize,
+                context: asked.map_or(own, |asked| if own > 0 { asked.min(own) } else { asked }),
                 id,
             });
         }

@@ -101,7 +101,7 @@ impl Worker<'_> {
                 // What memory has of it is not needed where it has no room beside what comes from disk.
                 let over = self.ledger(self.slot.rooms.least_chunk()).short(0);
                 self.give_way(over, None);
-                let events = disk.restore(found, room_for(tokens as u64 + 1) as usize);
+                let events = disk.restore(found, room_for(prompt.len() as u64 + 1) as usize);
                 let restoring = Restoring { submitted, events, caches: Vec::new(), tokens };
                 self.slot.restoring.insert(restoring.submitted.id, restoring);
             }
@@ -216,6 +216,12 @@ impl Worker<'_> {
         let Some(model) = &self.slot.model else { return self.refuse(submitted, EngineError::EngineLost) };
         if cached == 0 {
             state.caches = LayerCache::for_layout(&model.layout);
+        }
+        for (cache, bits) in state.caches.iter_mut().zip(&model.kv_bits) {
+            // What will be quantized after its first chunk has room as floats for just that.
+            if bits.is_none() || cached > 0 {
+                cache.expect(submitted.request.prompt.len() + 1);
+            }
         }
         let mut stops = Vec::new();
         if cached == 0 && model.kv_bits.iter().any(Option::is_some) {

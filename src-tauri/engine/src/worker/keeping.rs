@@ -1,10 +1,13 @@
 //! What the prompt cache keeps in memory: the state of rows that end, and of long prompts at their boundaries.
 
 use super::Worker;
+use crate::cache::LayerCache;
 use crate::error::Result;
-use crate::prompt_cache::{Entry, Hit, Put};
+use crate::prompt_cache::{Entry, Put};
+use crate::rooms::Costs;
 use crate::row::Row;
-use hearth_mlx::async_eval;
+use hearth_core::layout::room_for;
+use hearth_mlx::{async_eval, eval};
 
 impl Worker<'_> {
     /// Keeps the state of a row that ends: its prompt as far as it was computed, and its answer as ids.
@@ -19,12 +22,10 @@ impl Worker<'_> {
         }
         let attachments = std::mem::take(&mut row.attachments);
         match self.cache.put(Entry { namespace, tokens, caches, attachments }) {
-            Put::Kept { evicted, .. } => {
-                evicted.into_iter().for_each(|(id, entry)| self.spill_evicted(Some(id), entry))
-            }
+            Put::Kept(evicted) => evicted.into_iter().for_each(|(id, entry)| self.spill_evicted(Some(id), entry)),
             Put::TooLarge(entry) => self.spill_evicted(None, entry),
             // A row that was cancelled before it computed anything of its own.
-            Put::Invalid(_) => {}
+            Put::Invalid => {}
         }
     }
 
@@ -33,39 +34,36 @@ impl Worker<'_> {
     pub(super) fn after_chunk(&mut self, id: u64) -> Result<()> {
         let Some(model) = &self.slot.model else { return Ok(()) };
         let Some(row) = self.slot.rows.get_mut(&id) else { return Ok(()) };
+        let expected = row.expected();
         for (cache, bits) in row.caches.iter_mut().zip(&model.kv_bits) {
             if let Some(bits) = bits {
                 cache.quantize(*bits)?;
+                cache.expect(expected);
             }
         }
         if row.keep_at.contains(&row.prefilled) {
-            self.snapshot(id);
+            self.snapshot(id)?;
         }
         Ok(())
     }
 
-    /// Keeps a running row's state as an entry, of which the row goes on with a view. What is attached belongs to the
-    /// whole prompt, so that a row with attachments has no boundaries.
-    fn snapshot(&mut self, id: u64) {
-        let Some(row) = self.slot.rows.get(&id) else { return };
-        let copy = row.cache_bytes();
-        if !row.attachments.is_empty() || !self.has_spare_room(copy) {
-            return;
+    /// Keeps a copy of a running row's state as an entry. What is attached belongs to the whole prompt, so that a row with
+    /// attachments has no boundaries.
+    fn snapshot(&mut self, id: u64) -> Result<()> {
+        let Some((row, model)) = self.slot.rows.get(&id).zip(self.slot.model.as_ref()) else { return Ok(()) };
+        let Some(tokens) = row.cached_sequence().filter(|_| row.attachments.is_empty()) else { return Ok(()) };
+        let namespace = model.namespace;
+        let bytes =
+            self.slot.sizes.as_ref().map_or(row.cache_bytes(), |sizes| sizes.row(room_for(tokens.len() as u64)));
+        if bytes > self.cache.cap() || !self.has_spare_room(bytes) {
+            return Ok(());
         }
-        let Some(namespace) = self.slot.model.as_ref().map(|m| m.namespace) else { return };
-        let Some(row) = self.slot.rows.get_mut(&id) else { return };
-        let Some(tokens) = row.cached_sequence() else { return };
-        let length = tokens.len();
-        let caches = std::mem::take(&mut row.caches);
-        let caches = match self.cache.put(Entry { namespace, tokens, caches, attachments: Vec::new() }) {
-            Put::Kept { id, evicted } => {
-                evicted.into_iter().for_each(|(id, entry)| self.spill_evicted(Some(id), entry));
-                self.cache.views(Hit { id, tokens: length }).map(|lent| lent.caches).unwrap_or_default()
-            }
-            Put::TooLarge(entry) | Put::Invalid(entry) => entry.caches,
-        };
-        if let Some(row) = self.slot.rows.get_mut(&id) {
-            row.caches = caches;
+        let Some(row) = self.slot.rows.get(&id) else { return Ok(()) };
+        let caches: Vec<LayerCache> = row.caches.iter().map(LayerCache::copied).collect::<Result<_>>()?;
+        eval(caches.iter().flat_map(LayerCache::tensors))?;
+        if let Put::Kept(evicted) = self.cache.put(Entry { namespace, tokens, caches, attachments: Vec::new() }) {
+            evicted.into_iter().for_each(|(id, entry)| self.spill_evicted(Some(id), entry));
         }
+        Ok(())
     }
 }

@@ -145,7 +145,12 @@ impl Worker<'_> {
         disk.set_busy(busy);
         self.demote_idle();
         let idle = !busy && self.slots().all(|slot| slot.in_flight.is_empty());
-        let mut budget = if idle { PER_IDLE_ROUND } else { PER_ROUND };
+        // What goes to disk is copied first, and the copy needs room beside what it is a copy of. A layer at a time goes
+        // in any case where nothing else is on its way: else nothing would ever be freed.
+        let begun = self.spilling.queue.front().is_some_and(|spill| spill.layer > 0);
+        let least = usize::from(begun || disk.backlog() == 0);
+        let room = usize::try_from(self.ledger(self.slot.rooms.least_chunk()).free()).unwrap_or(usize::MAX);
+        let mut budget = if idle { PER_IDLE_ROUND } else { PER_ROUND }.min(room).max(least);
         let mut progress = false;
         while budget > 0 && disk.backlog() < BACKLOG {
             let Some(mut spill) = self.spilling.queue.pop_front() else { break };
