@@ -143,7 +143,7 @@ impl Default for DownloadOptions {
             tries: 6,
             backoff: Duration::from_millis(500),
             patience: Duration::from_secs(300),
-            spare: 256 << 20,
+            spare: 250_000_000,
         }
     }
 }

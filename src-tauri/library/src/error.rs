@@ -16,6 +16,14 @@ pub enum LibraryError {
         /// The system's own reason.
         source: io::Error,
     },
+    /// The disk, or this user's share of it, is full.
+    #[error("cannot {action} {}: the disk is full; make room there and try again", path.display())]
+    Full {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+    },
     /// A file's bytes are not what its format prescribes.
     #[error("{} is damaged or not of its format: at byte {offset}, {what}: expected {expected}, found {found}", path.display())]
     Malformed {
@@ -214,7 +222,10 @@ impl LibraryError {
     /// Wraps a system error; used as `.map_err(LibraryError::io("read", path))`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
         let path = path.to_path_buf();
-        move |source| Self::Io { action, path, source }
+        move |source| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full { action, path },
+            _ => Self::Io { action, path, source },
+        }
     }
 
     /// A [`LibraryError::Mismatch`].
@@ -250,5 +261,20 @@ impl LibraryError {
             found: found.to_string(),
             supported: supported.to_string(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_said_to_be_full() {
+        for kind in [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded] {
+            let said = LibraryError::io("write", Path::new("/models/part"))(kind.into()).to_string();
+            assert_eq!(said, "cannot write /models/part: the disk is full; make room there and try again");
+        }
+        let other = LibraryError::io("write", Path::new("/m"))(io::ErrorKind::PermissionDenied.into()).to_string();
+        assert!(other.starts_with("cannot write /m: permission denied"), "{other}");
     }
 }

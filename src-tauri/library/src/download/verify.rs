@@ -13,6 +13,8 @@ use crate::hub::Checksum;
 
 /// Bytes read at once.
 const PIECE: usize = 1 << 20;
+/// Bytes that are hashed before the disk is told to begin with them.
+const BEHIND: u64 = 8 << 20;
 
 /// A checksum being computed.
 struct Sum(Context);
@@ -48,7 +50,7 @@ pub(super) fn follow(file: &FileJob, part: &Part) -> Result<Option<(u32, String)
     'anew: loop {
         let generation = file.generation();
         let mut sum = Sum::like(&file.record.checksum, size);
-        let mut at = 0;
+        let (mut at, mut begun) = (0, 0);
         while at < size {
             match file.wait_beyond(at, generation) {
                 Some(reach) => {
@@ -57,6 +59,10 @@ pub(super) fn follow(file: &FileJob, part: &Part) -> Result<Option<(u32, String)
                         part.read(bytes, at)?;
                         sum.0.update(bytes);
                         at += bytes.len() as u64;
+                        if at - begun >= BEHIND {
+                            part.begin_writing(begun, at);
+                            begun = at;
+                        }
                     }
                 }
                 None if file.is_given_up() => return Ok(None),
