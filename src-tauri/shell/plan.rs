@@ -1,14 +1,14 @@
 //! What the app starts with: the settings of this home, as `hearth serve` without flags has them.
 
 use hearth_engine::{CacheOptions, EngineOptions, MemoryOptions, Serving};
-use hearth_host::{DEFAULT_CACHE_SSD, HostError, default_cache_ram, new_token};
+use hearth_host::{DEFAULT_CACHE_SSD, HostError, common, default_cache_ram, new_token};
 use hearth_library::download::DownloadManager;
 use hearth_library::home::Home;
 use hearth_library::learned::Log;
 use hearth_library::scan::Places;
+use hearth_server::ServerConfig;
 use hearth_server::logs::LogRing;
-use hearth_server::settings::{ModelsFile, Settings};
-use hearth_server::{Learning, ServerConfig};
+use hearth_server::settings::Settings;
 use std::time::Duration;
 
 /// Ports after the usual one that are tried when it is taken.
@@ -48,15 +48,13 @@ impl Plan {
     /// When the settings cannot be read, or the system has no random bytes.
     pub fn of(home: &Home, settings: Settings, logs: &LogRing, notice: Option<String>) -> Result<Self, HostError> {
         let token = new_token()?;
-        let places = Places::standard(home, &settings.model_folders());
-        let downloads = DownloadManager::standard(home).ok();
+        let common = common::server(home, &settings, logs, token.clone());
         let own = Own {
             auto_load: settings.switch("auto_load", true) && notice.is_none(),
-            places: places.clone(),
-            downloads: downloads.clone(),
+            places: common.places.clone(),
+            downloads: common.downloads.clone(),
             settings: settings.clone(),
         };
-        let defaults = ServerConfig::default();
         let lan = settings.switch("lan", false);
         let keys = settings.required_key()?;
         for ignored in settings.ignored() {
@@ -66,33 +64,17 @@ impl Plan {
         let api_keys = keys.into_iter().flat_map(|key| [key, token.clone()]).collect();
         let held = notice.is_some();
         let config = ServerConfig {
-            host: if lan { EVERYWHERE.to_owned() } else { defaults.host },
-            port: std::env::var("HEARTH_PORT").ok().and_then(|port| port.parse().ok()).unwrap_or(defaults.port),
+            host: if lan { EVERYWHERE.to_owned() } else { common.host },
+            port: std::env::var("HEARTH_PORT").ok().and_then(|port| port.parse().ok()).unwrap_or(common.port),
             api_keys,
-            admin_token: Some(token),
             notice,
-            learning: Some(Learning { log: Log::of(home), mlx: hearth_mlx::version() }),
-            downloads,
-            places,
-            models_toml: Some(home.models_toml()),
-            logs: logs.clone(),
             shutdown_grace: GRACE,
-            ..ServerConfig::default()
+            ..common
         };
-        let file = ModelsFile::open(&home.models_toml());
-        for problem in &file.problems {
-            tracing::warn!("{problem}");
-        }
-        let serving = Serving {
-            places: Some(own.places.clone()),
-            aliases: file.aliases,
-            models: file.models,
-            // What was in memory when Hearth went down may bring it down again: a person decides.
-            held,
-            ..Serving::default()
-        };
+        // What was in memory when Hearth went down may bring it down again: a person decides.
+        let serving = Serving { held, ..common::serving(home, Some(own.places.clone())) };
         let engine = EngineOptions { serving, ..engine(home, &settings) };
-        Ok(Plan { config: ServerConfig { settings, ..config }, engine, own })
+        Ok(Plan { config, engine, own })
     }
 }
 

@@ -65,7 +65,7 @@ pub enum EngineError {
     /// Nothing is loaded by a request until somebody loads a model: the last server did not end in order (404).
     #[error(
         "model `{model}` is on this computer, and not loaded: the last server did not end in order, so a request loads \
-         nothing until you have started a model in the dashboard, or with `hearth serve {model}`"
+         nothing until you have started a model in the dashboard, or ended this server and run `hearth serve {model}`"
     )]
     ModelHeld {
         /// The model's id.

@@ -5,6 +5,7 @@
 //! [`Host::serve`] answers; [`Host::save`] brings the prompt cache to disk, and [`Host::close`] ends the engine and gives
 //! the home back.
 
+pub mod common;
 pub mod ending;
 mod last_used;
 pub mod learning;

@@ -22,7 +22,7 @@ pub fn why(unclean: &Unclean) -> String {
     let last = &unclean.last;
     let name = if last.model.is_empty() { "MODEL".to_owned() } else { quoted(&last.model) };
     format!(
-        "{}; to load it again: `hearth serve {name}`{}",
+        "{}; to load it again, start it in the dashboard, or end this server and run `hearth serve {name}`{}",
         what_happened(unclean),
         if last.model.is_empty() { "" } else { ", with a smaller --context or --memory-budget if memory was short" }
     )

@@ -9,13 +9,11 @@ use hearth_core::Backend;
 use hearth_core::stats::CacheStats;
 use hearth_engine::{CacheOptions, EngineHandle, EngineOptions, Serving};
 use hearth_host::unclean::{self, Recorder};
-use hearth_host::{Host, HostError, Saved, has_to_be_saved, leave_at_once};
-use hearth_library::download::DownloadManager;
+use hearth_host::{Host, HostError, Saved, common, has_to_be_saved, leave_at_once};
 use hearth_library::home::{Home, Ownership};
+use hearth_library::marker;
 use hearth_library::scan::{ModelEntry, Places, scan};
-use hearth_library::{learned::Log, marker};
-use hearth_server::settings::ModelsFile;
-use hearth_server::{Learning, ServerConfig, StartError};
+use hearth_server::{ServerConfig, StartError};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
@@ -29,7 +27,7 @@ use tokio::sync::watch;
 pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
     let settings = preferences::apply(&mut args, home)?;
     let token = hearth_host::new_token()?;
-    let config = config(&args, &token);
+    let config = config(&args, common::server(home, &settings, &args.logs, token.clone()), token);
     if config.host != "localhost" && config.host.parse::<std::net::IpAddr>().is_err() {
         return Err(Failure::usage(format!("`--host` must be an IP address or localhost; it is {}", config.host)));
     }
@@ -39,14 +37,7 @@ pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
             config.host
         )));
     }
-    let places = Places::standard(home, &settings.model_folders());
-    let config = ServerConfig {
-        places: places.clone(),
-        logs: args.logs.clone(),
-        settings: settings.clone(),
-        models_toml: Some(home.models_toml()),
-        ..config
-    };
+    let places = config.places.clone();
     let cache = cache(&args, home)?;
     // From here on a signal ends the server in order, however early it comes.
     let (stop, running) = stop_on_signals()?;
@@ -61,8 +52,6 @@ pub async fn run(mut args: ServeArgs, home: &Home) -> Result<(), Failure> {
     let config = ServerConfig {
         notice: left.as_ref().map(unclean::why),
         last_model: left.as_ref().and_then(unclean::model),
-        learning: Some(Learning { log: Log::of(home), mlx: hearth_mlx::version() }),
-        downloads: DownloadManager::standard(home).ok(),
         ..config
     };
     let lock = match owner {
@@ -166,17 +155,8 @@ fn cut_short(cache: &CacheStats) -> Option<String> {
 
 /// Which models are served: the one that was named, by any name, or all that are on disk.
 fn serving(args: &ServeArgs, places: &Places, home: &Home) -> Serving {
-    let file = ModelsFile::open(&home.models_toml());
-    for problem in &file.problems {
-        tracing::warn!("{problem}");
-    }
-    Serving {
-        places: args.model.is_none().then(|| places.clone()),
-        aliases: file.aliases,
-        models: file.models,
-        ttl: args.model_ttl.and_then(|stay| stay.0),
-        ..Serving::default()
-    }
+    let places = args.model.is_none().then(|| places.clone());
+    Serving { ttl: args.model_ttl.and_then(|stay| stay.0), ..common::serving(home, places) }
 }
 
 /// The prompt cache's settings.
@@ -233,11 +213,12 @@ async fn ready(host: &mut Host, entry: &ModelEntry) -> Result<(), Failure> {
     output::line(&format!("ready: {} ({} tokens context, loaded in {took:.1} s)", model.id, model.context))
 }
 
-fn config(args: &ServeArgs, token: &str) -> ServerConfig {
+/// The server's settings: these, and what the flags say of who may reach it.
+fn config(args: &ServeArgs, common: ServerConfig, token: String) -> ServerConfig {
     let mut api_keys = args.api_keys.clone();
     if !api_keys.is_empty() {
         // `hearth ps` and `hearth run` have the admin token, and no API key.
-        api_keys.push(token.to_owned());
+        api_keys.push(token);
     }
     ServerConfig {
         host: args.host.clone(),
@@ -246,10 +227,9 @@ fn config(args: &ServeArgs, token: &str) -> ServerConfig {
         allowed_hosts: args.allow_hosts.clone(),
         allowed_origins: args.allow_origins.clone(),
         keep_client_headers: args.keep_client_headers,
-        admin_token: Some(token.to_owned()),
         // With the engine's own second this stays under the three that a stop may take.
         shutdown_grace: Duration::from_millis(1500),
-        ..ServerConfig::default()
+        ..common
     }
 }
 
