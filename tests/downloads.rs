@@ -321,6 +321,17 @@ fn a_running_server_does_the_job_and_there_is_one() {
     assert_eq!(wait(&mut pull).code(), Some(1), "whoever waits for it hears of it");
     assert_eq!(job()["state"], "paused");
     assert_eq!(place.admin(Method::POST, &format!("{path}/resume"), None).0, 200);
+    // What the server is at ends before it is removed.
+    add(&hub, "org/other", 8_000_000, 2);
+    assert_eq!(
+        place.admin(Method::POST, "/api/hearth/downloads", Some(json!({"repo": "org/other"}))).1["state"],
+        "checking"
+    );
+    let open = || place.run(&["ls", "--json"]).exits(0).json()["downloads"].as_array().unwrap().len();
+    eventually("two downloads", || open() == 2);
+    assert!(place.run(&["rm", "org/other"]).exits(1).err.contains("add --yes"));
+    assert!(place.run(&["rm", "org/other", "--yes"]).exits(0).out.contains("removed the download of org/other"));
+    assert!(open() == 1 && !place.path("hub/models--org--other").exists());
     hub.rate(None);
     eventually("it is done", || job()["state"] == "done");
     assert_eq!(job()["path"], snapshot(place, "org/tiny", &commit).to_str().unwrap());

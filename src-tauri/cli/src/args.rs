@@ -131,7 +131,7 @@ pub struct FitArgs {
     pub context: Option<u32>,
     /// Memory that model and reserve may take, such as 18GB [default: three quarters of the memory, and no more than the
     /// GPU may hold]
-    #[arg(long, value_name = "SIZE", value_parser = budget)]
+    #[arg(long, env = "HEARTH_MEMORY_BUDGET", value_name = "SIZE", value_parser = budget)]
     pub memory_budget: Option<u64>,
     /// Keep keys and values in 4 or 8 bits [default: as computed]
     #[arg(long, value_name = "BITS", value_parser = ["4", "8"])]

@@ -198,6 +198,14 @@ impl Client {
         self.answered(self.request(reqwest::Method::POST, &format!("/api/hearth/downloads/{id}/pause"))).await
     }
 
+    /// Has a download end, and what it has fetched removed.
+    ///
+    /// # Errors
+    /// As [`Client::start_download`].
+    pub async fn cancel_download(&self, id: &str) -> Result<Download, Failure> {
+        self.answered(self.request(reqwest::Method::POST, &format!("/api/hearth/downloads/{id}/cancel"))).await
+    }
+
     /// A quick request with JSON for an answer.
     async fn answered<T: serde::de::DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, Failure> {
         let reply = self.send(request.timeout(QUICK)).await?;

@@ -52,7 +52,7 @@ impl Failure {
     /// Prints the message and gives the exit code.
     pub fn report(&self) -> ExitCode {
         if !self.message.is_empty() {
-            eprintln!("error: {}", self.message);
+            eprintln!("error: {}", crate::output::harmless(&self.message, true));
         }
         ExitCode::from(self.code as u8)
     }

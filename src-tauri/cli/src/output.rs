@@ -36,8 +36,16 @@ pub fn json(value: &impl Serialize) -> Result<(), Failure> {
     line(&text)
 }
 
+/// Text with what would move a terminal's cursor, or recolour it, made visible: names of folders and models are anybody's.
+pub fn harmless(text: &str, lines: bool) -> String {
+    let shown = |c: char| if c.is_control() && !(lines && c == '\n') { char::REPLACEMENT_CHARACTER } else { c };
+    text.chars().map(shown).collect()
+}
+
 /// Lines with aligned columns: `right` says which ones are numbers.
 pub fn table(header: &[&str], right: &[bool], rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(|cell| harmless(cell, false)).collect()).collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row.get(column).map_or(0, |cell| cell.chars().count()));
         cells.chain([header[column].chars().count()]).max().unwrap_or(0)
@@ -45,7 +53,7 @@ pub fn table(header: &[&str], right: &[bool], rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..header.len()).map(width).collect();
     let mut text = String::new();
     let header: Vec<String> = header.iter().map(|s| s.to_string()).collect();
-    for row in std::iter::once(&header).chain(rows) {
+    for row in std::iter::once(&header).chain(&rows) {
         let mut line = String::new();
         for (column, cell) in row.iter().enumerate() {
             let pad = " ".repeat(widths[column].saturating_sub(cell.chars().count()));
@@ -64,6 +72,13 @@ pub fn table(header: &[&str], right: &[bool], rows: &[Vec<String>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_do_not_move_the_terminal() {
+        let rows = vec![vec!["a\x1b[2Jb\nc".into()]];
+        assert_eq!(table(&["NAME"], &[false], &rows), "NAME\na\u{fffd}[2Jb\u{fffd}c\n");
+        assert_eq!(harmless("two\nlines\r", true), "two\nlines\u{fffd}");
+    }
 
     #[test]
     fn columns_line_up() {

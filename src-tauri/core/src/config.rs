@@ -404,17 +404,25 @@ impl ModelConfig {
     }
 }
 
+/// Reads a file of a model, which is to be `expected`.
+pub(crate) fn read_file(file: &Path, expected: &str) -> Result<Vec<u8>, CoreError> {
+    // Opening a pipe would wait for somebody who writes.
+    if std::fs::metadata(file).is_ok_and(|meta| !meta.is_file()) {
+        let (what, found) = ("what is there".into(), "something else".into());
+        return Err(CoreError::Invalid { file: file.to_owned(), what, expected: "a file".into(), found });
+    }
+    std::fs::read(file).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => CoreError::Missing { file: file.to_owned(), expected: expected.to_owned() },
+        _ => CoreError::Io { file: file.to_owned(), message: e.to_string() },
+    })
+}
+
 /// Parses a JSON file.
 ///
 /// # Errors
 /// [`CoreError::Missing`], [`CoreError::Io`] or [`CoreError::Invalid`] with the position of the mistake.
 pub fn read_json(file: &Path) -> Result<Value, CoreError> {
-    let text = std::fs::read(file).map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => {
-            CoreError::Missing { file: file.to_owned(), expected: "a JSON file of the model".into() }
-        }
-        _ => CoreError::Io { file: file.to_owned(), message: e.to_string() },
-    })?;
+    let text = read_file(file, "a JSON file of the model")?;
     serde_json::from_slice(&text).map_err(|e| CoreError::Invalid {
         file: file.to_owned(),
         what: format!("line {} column {}", e.line(), e.column()),

@@ -61,6 +61,17 @@ pub struct Machine {
     pub bandwidth: Option<f64>,
     /// The share of the bandwidth that decoding reaches.
     pub efficiency: f64,
+    /// What its user has set, whatever the machine's defaults are.
+    pub allowance: Allowance,
+}
+
+/// How much of a machine's memory may be used, where somebody has said so.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Allowance {
+    /// Bytes that model and reserve may take together.
+    pub budget: Option<u64>,
+    /// Bytes of it that stay free.
+    pub reserve: Option<u64>,
 }
 
 /// A model as far as fitting goes: what its config says, and what its weight files hold.
@@ -184,7 +195,7 @@ pub struct Report {
 /// The answer for one machine.
 pub fn fit(model: &Model, machine: &Machine, ask: &Ask) -> Fit {
     let sizing = Sizing::new(model, machine, &ask.kv).learning(ask.learned.clone());
-    let budget = ask.budget.unwrap_or_else(|| memory::default_budget(machine));
+    let budget = ask.budget.map_or_else(|| memory::default_budget(machine), |budget| memory::within(machine, budget));
     let context = context(model, ask);
     let terms = sizing.terms(context);
     let total = terms.total();
@@ -216,6 +227,11 @@ pub fn report(id: &str, path: &Path, model: &Model, here: &Machine, ask: &Ask, s
     let context = context(model, ask);
     let mut notes = shape.notes.clone();
     notes.extend(model.weights.note());
+    let asked = ask.budget.or(here.allowance.budget);
+    if let Some(budget) = asked.filter(|&budget| memory::within(here, budget) < budget) {
+        let ram = here.ram;
+        notes.push(format!("the budget of {budget} bytes is more than this computer's memory: {ram} bytes count"));
+    }
     if context > shape.context {
         notes.push(format!(
             "the model was made for {} tokens of context, less than the {context} asked for",

@@ -1,6 +1,7 @@
 //! Text to token ids and back, over the `tokenizers` crate. What this adds: the exact bytes behind every token,
 //! so that streaming never shows half a character and never loses a leading space.
 
+use crate::config::read_file;
 use crate::error::CoreError;
 use serde::Deserialize;
 use std::path::Path;
@@ -44,12 +45,7 @@ impl Tokenizer {
     /// # Errors
     /// [`CoreError::Missing`] or [`CoreError::Invalid`] naming the file.
     pub fn from_file(file: &Path) -> Result<Self, CoreError> {
-        let json = std::fs::read(file).map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => {
-                CoreError::Missing { file: file.to_owned(), expected: "a tokenizer in Hugging Face's format".into() }
-            }
-            _ => CoreError::Io { file: file.to_owned(), message: e.to_string() },
-        })?;
+        let json = read_file(file, "a tokenizer in Hugging Face's format")?;
         Self::from_json(&json, file)
     }
 

@@ -5,7 +5,7 @@
 //! one has generated its 16. `cache` keeps what they leave in memory and runs each once more, to be found there. One case for each
 //! process: peaks are those of the whole process. `cargo xtask bench memory` runs it for many.
 
-use hearth_core::fit::memory::Sizing;
+use hearth_core::fit::memory::{Sizing, heap};
 use hearth_core::kv_policy::KvPolicy;
 use hearth_core::{Backend, Event, Finish, GenerateRequest, Generation, ServedModel};
 use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
@@ -65,6 +65,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let transient = sizing.transient((prompt * rows).min(CHUNK), all);
     // A row that is found in the cache computes one token, beside the entry that it copied.
     let found = sizing.transient(rows, all);
+    let heap = heap(here.device, rows);
     let peak = weights + kv + transient.max(if cached > 0 { cached + found } else { 0 });
     let stats = case.engine.stats();
     println!(
@@ -72,7 +73,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         json!({
             "tokens": all, "rows": rows, "kv_bits": kv_bits, "cache": ram > 0,
             "predicted": {"peak": peak, "weights": weights, "kv": kv, "transient": transient, "cache": cached,
-                "allocator": sizing.terms(all).allocator_cache},
+                "allocator": sizing.terms(all).allocator_cache, "heap": heap},
             "load": {"peak": loaded.0, "active": loaded.1, "process": loaded.2.process, "process_peak": loaded.2.process_peak},
             "peak": hearth_mlx::peak_memory()?, "first_peak": first, "baseline": baseline, "process_peak": process,
             "after": {"active": hearth_mlx::active_memory()?, "process": hearth_machine::memory().process},

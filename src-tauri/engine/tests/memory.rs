@@ -155,8 +155,8 @@ fn weights_are_what_the_allocator_says() {
         load(&engine, &name).unwrap();
         let memory = engine.stats().memory;
         let allocated = memory.mlx_active - before;
-        // The rest: rotary frequencies, the padding of the logits.
-        let (least, most) = (memory.weights, memory.weights + memory.weights / 50 + 4096);
+        // The rest: rotary frequencies, the padding of the logits, and the ends of arenas, which nobody touches.
+        let (least, most) = (memory.weights, memory.weights + memory.weights / 8 + 4096);
         assert!((least..=most).contains(&allocated), "{name}: {allocated} of {}", memory.weights);
         engine.shutdown();
     }

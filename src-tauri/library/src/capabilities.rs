@@ -1,13 +1,12 @@
 //! What a model can be used for, as far as its small files say: chat, tools, reasoning, images, embeddings, fill-in-the-middle.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::json;
+use crate::{json, opening};
 
 /// Largest template or tokenizer configuration that is looked into.
 const MAX_TEXT: u64 = 4 << 20;
@@ -112,9 +111,9 @@ fn template(folder: &Path, tokenizer: &Value) -> String {
 
 fn text(path: &Path) -> String {
     let mut bytes = Vec::new();
-    match File::open(path).and_then(|f| f.take(MAX_TEXT).read_to_end(&mut bytes)) {
-        Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(_) => String::new(),
+    match opening::open(path).map(|file| file.take(MAX_TEXT).read_to_end(&mut bytes)) {
+        Ok(Ok(_)) => String::from_utf8_lossy(&bytes).into_owned(),
+        _ => String::new(),
     }
 }
 

@@ -4,7 +4,7 @@
 //! The list is a data file with a version. What nobody has looked up is not in it: the hub is asked instead.
 
 use hearth_core::config::is_supported;
-use hearth_core::fit::memory::{default_budget, reserve};
+use hearth_core::fit::memory::{default_budget, reserve_of};
 use hearth_core::fit::{CHUNK, DEFAULT_CONTEXT, Device, Machine};
 use serde::{Deserialize, Serialize};
 
@@ -143,7 +143,7 @@ impl CatalogueModel {
         let kv = shape.kv_floats * element;
         // Residual stream, one attention and one MLP, and half of that once more in the allocator.
         let transient = shape.hidden * 26 * element * CHUNK * 3 / 2;
-        let fixed = weights + transient + reserve(machine.ram);
+        let fixed = weights + transient + reserve_of(machine);
         let most = self.context.unwrap_or(DEFAULT_CONTEXT);
         let total = fixed + kv * most.min(DEFAULT_CONTEXT);
         let budget = default_budget(machine);
@@ -235,6 +235,7 @@ async fn looked_up(hub: &Hub, model: &CatalogueModel, date: &str) -> Result<Cata
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hearth_core::fit::Allowance;
     use std::collections::BTreeSet;
 
     /// A Mac with this much memory.
@@ -247,6 +248,7 @@ mod tests {
             working_set: None,
             bandwidth: Some(100e9),
             efficiency: 0.7,
+            allowance: Allowance::default(),
         }
     }
 

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use manager::elsewhere;
 pub use manager::{DownloadManager, ELSEWHERE};
 pub(crate) use plan::needed;
 

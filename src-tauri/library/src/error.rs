@@ -176,10 +176,8 @@ pub enum LibraryError {
         times: u32,
     },
     /// Another process downloads the same model.
-    #[error("{}", match pid { Some(pid) => format!("process {pid} downloads {repo} already"), None => format!("another process downloads {repo} already") })]
+    #[error("{}", crate::download::elsewhere(*pid))]
     Downloading {
-        /// The repository.
-        repo: String,
         /// The process, if it is known.
         pid: Option<u32>,
     },

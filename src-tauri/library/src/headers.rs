@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde_json::Value;
 
 use crate::folder::{config_of, weight_files};
-use crate::{LibraryError, json};
+use crate::{LibraryError, json, opening};
 
 /// Largest header accepted, in bytes; the format's own limit.
 pub(crate) const MAX_HEADER: u64 = 100_000_000;
@@ -116,7 +116,7 @@ fn files(dir: &Path, names: &[String], mut model: Model) -> Result<(Model, Work)
 
 /// Reads one file's header; returns the bytes read.
 fn file(path: &Path, each: &mut dyn FnMut(Head<'_>)) -> Result<u64, LibraryError> {
-    let mut file = File::open(path).map_err(LibraryError::io("open", path))?;
+    let mut file = opening::open(path)?;
     let length = file.metadata().map_err(LibraryError::io("read", path))?.len();
     let cut = |expected: u64| {
         let found = format!("{length} bytes (cut short?)");

@@ -1,20 +1,19 @@
 //! Reading and writing the small JSON files of models and of Hearth itself.
 
-use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::LibraryError;
+use crate::{LibraryError, opening};
 
 /// Largest JSON file read here. Indexes of the largest models are a few megabytes.
 const MAX_JSON: u64 = 64 << 20;
 
 /// Reads `path` as JSON of the form `T`; `expected` says in words what it should hold.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path, expected: &str) -> Result<T, LibraryError> {
-    let file = File::open(path).map_err(LibraryError::io("open", path))?;
+    let file = opening::open(path)?;
     let mut bytes = Vec::new();
     file.take(MAX_JSON + 1).read_to_end(&mut bytes).map_err(LibraryError::io("read", path))?;
     if bytes.len() as u64 > MAX_JSON {

@@ -18,6 +18,7 @@ pub mod hub;
 mod json;
 pub mod learned;
 pub mod marker;
+mod opening;
 pub mod remove;
 pub mod scan;
 pub mod shelf;

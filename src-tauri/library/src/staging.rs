@@ -1,9 +1,10 @@
 //! A new model folder is written under a temporary name beside its final place, and renamed when everything is on disk, so
-//! that a folder with that name is always complete. What is not finished removes itself.
+//! that a folder with that name is always complete. What is not finished removes itself; what a killed process left, the next
+//! one removes: a folder that is being written is locked.
 
 use crate::LibraryError;
 use serde_json::Value as Json;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -15,6 +16,8 @@ const SPARE: u64 = 64 << 20;
 #[derive(Debug)]
 pub struct Staging {
     folder: TempDir,
+    /// Ends with the process, however that ends.
+    _lock: File,
     parent: PathBuf,
     out: PathBuf,
 }
@@ -27,12 +30,27 @@ impl Staging {
     /// `out` exists with content, its parent is no folder, or the space is too small.
     pub fn begin(out: &Path, doing: &str, bytes: u64) -> Result<Self, LibraryError> {
         let (parent, name) = target(out)?;
+        for left in unfinished(&parent, doing) {
+            let theirs =
+                left.file_name().is_some_and(|n| n.to_string_lossy().starts_with(&format!(".{name}.{doing}-")));
+            match File::open(&left).map(|folder| folder.try_lock()) {
+                Ok(Ok(())) => drop(fs::remove_dir_all(&left)),
+                Ok(Err(TryLockError::WouldBlock)) if theirs => {
+                    let found = format!("one that another process writes now ({})", left.display());
+                    return Err(LibraryError::mismatch(out, "the output folder", "a name that is free", found));
+                }
+                _ => {}
+            }
+        }
         check_space(&parent, out, bytes)?;
         let folder = tempfile::Builder::new()
             .prefix(&format!(".{name}.{doing}-"))
             .tempdir_in(&parent)
             .map_err(LibraryError::io("create a folder in", &parent))?;
-        Ok(Staging { folder, parent, out: out.to_path_buf() })
+        let lock = File::open(folder.path()).map_err(LibraryError::io("open", folder.path()))?;
+        // A file system without locks has no second process that could know.
+        let _ = lock.try_lock();
+        Ok(Staging { folder, _lock: lock, parent, out: out.to_path_buf() })
     }
 
     /// The temporary folder.
@@ -55,6 +73,20 @@ impl Staging {
         }
         sync_folder(&self.parent)
     }
+}
+
+/// The folders in `parent` that somebody is or was writing.
+fn unfinished(parent: &Path, doing: &str) -> Vec<PathBuf> {
+    let is_one = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let random = name.rsplit_once('-').is_some_and(|(start, random)| {
+            start.ends_with(&format!(".{doing}"))
+                && random.len() == 6
+                && random.chars().all(|c| c.is_ascii_alphanumeric())
+        });
+        name.starts_with('.') && random && fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir())
+    };
+    fs::read_dir(parent).into_iter().flatten().flatten().map(|entry| entry.path()).filter(is_one).collect()
 }
 
 /// The parent folder and the name of `out`, which must not exist with content.
@@ -121,4 +153,29 @@ fn open_up(folder: &Path) -> Result<(), LibraryError> {
 
 fn sync_folder(folder: &Path) -> Result<(), LibraryError> {
     File::open(folder).and_then(|f| f.sync_all()).map_err(LibraryError::io("sync", folder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_process_left_goes_and_what_runs_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("new-model");
+        let running = Staging::begin(&out, "importing", 1).unwrap();
+        let refused = Staging::begin(&out, "importing", 1).unwrap_err().to_string();
+        assert!(refused.contains("another process writes now"), "{refused}");
+        // Another name, or another kind of work, is nobody else's.
+        drop(Staging::begin(&dir.path().join("other"), "importing", 1).unwrap());
+        assert!(running.path().is_dir());
+        // As a kill leaves it: the folder is there, and the lock is gone.
+        let Staging { folder, _lock, .. } = running;
+        let left = folder.keep();
+        fs::write(left.join("config.json"), "{}").unwrap();
+        fs::create_dir(dir.path().join(".mine.importing-notes")).unwrap();
+        drop(_lock);
+        Staging::begin(&out, "importing", 1).unwrap().finish().unwrap();
+        assert!(!left.exists() && out.is_dir() && dir.path().join(".mine.importing-notes").is_dir());
+    }
 }

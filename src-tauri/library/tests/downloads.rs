@@ -275,6 +275,11 @@ fn a_hub_that_is_away_is_an_error_at_once_and_the_rest_works() {
         format!("cannot reach {free}: Connection refused (os error 111); models on this computer work without it")
     );
     assert_eq!(scan(&Places::of(vec![Place::HfCache(world.cache())])).models.len(), 1);
+    // What is here stays complete, though nobody can say whether there is something newer.
+    let again = manager.start(REPO, None).unwrap();
+    let again = end(&manager, &again.id);
+    assert_eq!((again.state, again.bytes), (DownloadState::Done, again.total), "{again:?}");
+    assert!(again.message.unwrap().ends_with("the model that is here stays as it is"));
     // One that takes the connection and says nothing.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap();
@@ -381,7 +386,10 @@ fn two_processes_do_not_do_the_same_work() {
     second.start(REPO, None).unwrap();
     let refused = end(&second, &job.id);
     assert_eq!(refused.state, DownloadState::Paused);
-    assert_eq!(refused.message.unwrap(), format!("process {} downloads org/tiny already", std::process::id()));
+    assert_eq!(refused.message.unwrap(), format!("process {} downloads it now", std::process::id()));
+    // Nor does it take away what the other is fetching.
+    let kept = second.cancel(&job.id).unwrap_err();
+    assert!(matches!(kept, hearth_library::LibraryError::Downloading { .. }), "{kept}");
     world.hub.rate(None);
     done(&end(&first, &job.id), &world);
 }
@@ -437,7 +445,7 @@ fn an_interrupted_record_is_shown_as_paused() {
 
 #[test]
 fn the_hub_is_asked_for_sizes_before_anything_is_downloaded() {
-    use hearth_core::fit::{Device, Machine};
+    use hearth_core::fit::{Allowance, Device, Machine};
     use hearth_library::catalogue::{Catalogue, preview, refreshed};
     use hearth_library::hub::{Hub as Client, Repo, Revision};
     let world = World::new(2_000_000);
@@ -451,6 +459,7 @@ fn the_hub_is_asked_for_sizes_before_anything_is_downloaded() {
         working_set: None,
         bandwidth: None,
         efficiency: 0.8,
+        allowance: Allowance::default(),
     };
     let repo = Repo::parse(REPO).unwrap();
     let found = runtime.block_on(preview(&client, &repo, &Revision::main(), &machine)).unwrap();

@@ -5,7 +5,7 @@
 mod folders;
 
 use folders::*;
-use hearth_core::fit::{Ask, Device, Machine, Model, fit};
+use hearth_core::fit::{Allowance, Ask, Device, Machine, Model, fit};
 use hearth_library::folder::open;
 use hearth_library::headers::{self, Work};
 use hearth_library::scan::{Place, Places, locate, resolve_id};
@@ -33,6 +33,7 @@ fn weights(model: &Model) -> u64 {
         working_set: None,
         bandwidth: None,
         efficiency: 0.5,
+        allowance: Allowance::default(),
     };
     fit(model, &machine, &Ask::default()).terms.weights
 }

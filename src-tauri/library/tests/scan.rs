@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use folders::*;
-use hearth_core::fit::{Device, Machine};
+use hearth_core::fit::{Allowance, Device, Machine};
 use hearth_library::LibraryError;
 use hearth_library::home::Home;
 use hearth_library::scan::{ModelEntry, Place, Places, Source, resolve, scan};
@@ -157,6 +157,7 @@ fn a_model_of_sizes_that_cannot_be_says_so_before_anybody_loads_it() {
         working_set: None,
         bandwidth: None,
         efficiency: 0.5,
+        allowance: Allowance::default(),
     };
     let models = describe_all(scan(&places).models, &machine);
     let of = |id: &str| models.iter().find(|m| m.entry.id == id).unwrap();
@@ -210,6 +211,24 @@ fn hearths_own_copy_of_an_id_comes_first() {
     model(&root.path().join("hearth/models/org/m"));
     assert_eq!(resolve("org/m", &places).unwrap().source, Source::Hearth);
     assert_eq!(resolve("m", &places).unwrap().source, Source::Hearth);
+}
+
+#[test]
+fn a_pipe_under_the_name_of_a_file_is_no_file_and_nobody_waits_for_it() {
+    let (root, places) = disk();
+    for name in ["config.json", "model.safetensors", "tokenizer_config.json"] {
+        let folder = root.path().join(name.replace('.', "-"));
+        model(&folder);
+        let _ = std::fs::remove_file(folder.join(name));
+        assert!(std::process::Command::new("mkfifo").arg(folder.join(name)).status().unwrap().success());
+        let found = resolve(folder.to_str().unwrap(), &places);
+        if name != "tokenizer_config.json" {
+            let said = found.err().map(|e| e.to_string()).unwrap_or_default();
+            let problem = hearth_library::headers::model(&folder).unwrap_err().to_string();
+            let both = format!("{problem}; {said}");
+            assert!(both.contains("expected a file, found something else"), "{name}: {both}");
+        }
+    }
 }
 
 #[test]

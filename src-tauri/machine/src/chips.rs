@@ -8,7 +8,7 @@
 //! github.com/rlindsey2/sunkcost.
 
 use crate::probes::{Probes, System};
-use hearth_core::fit::{Device, Machine};
+use hearth_core::fit::{Allowance, Device, Machine};
 
 /// One chip, as far as running models goes. Variants with another bandwidth are chips of their own.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -85,6 +85,7 @@ impl Chip {
             working_set: None,
             bandwidth: Some(self.bandwidth * 1e9),
             efficiency: self.efficiency(),
+            allowance: Allowance::default(),
         }
     }
 }
@@ -132,6 +133,7 @@ fn machine(
         working_set,
         bandwidth: known.as_ref().and_then(|known| known.bandwidth),
         efficiency: known.map_or(0.5, |known| known.efficiency),
+        allowance: Allowance::default(),
     }
 }
 

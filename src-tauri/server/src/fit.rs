@@ -9,7 +9,7 @@ use axum::extract::{RawQuery, State};
 use hearth_core::EngineError;
 use hearth_core::fit::learned::Learned;
 use hearth_core::fit::memory::Sizing;
-use hearth_core::fit::{self, Ask, MOST_CONTEXT, Report};
+use hearth_core::fit::{self, Ask, MOST_CONTEXT, Machine, Report};
 use hearth_core::kv_policy::KvPolicy;
 use hearth_library::learned::key_of;
 use hearth_library::{LibraryError, headers, scan};
@@ -37,6 +37,7 @@ pub(crate) async fn fit(State(state): State<AppState>, RawQuery(query): RawQuery
         None => Some(state.backend().resolve(None).await?),
     };
     let (places, learning) = (state.config().places.clone(), state.config().learning.clone());
+    let asked = state.clone();
     let work = move || {
         let (id, path) = match (&query.model, loaded) {
             (Some(name), _) => {
@@ -46,15 +47,20 @@ pub(crate) async fn fit(State(state): State<AppState>, RawQuery(query): RawQuery
             (None, Some(model)) => (model.id.clone(), model.path.clone()),
             (None, None) => (String::new(), PathBuf::new()),
         };
-        report(&id, &path, &query, learning.as_ref())
+        report(&id, &path, &query, asked.machine(), learning.as_ref())
     };
     state.prepare(work).await.map(Json)
 }
 
-fn report(id: &str, path: &Path, query: &Query, learning: Option<&Learning>) -> Result<Report, ServerError> {
+fn report(
+    id: &str,
+    path: &Path,
+    query: &Query,
+    here: Machine,
+    learning: Option<&Learning>,
+) -> Result<Report, ServerError> {
     let (model, _) = headers::model(path).map_err(refused)?;
     let kv = KvPolicy::for_model(path, model.shape.layers, query.kv_bits).map_err(|e| refused(e.into()))?;
-    let here = chips::here();
     let learned = match learning {
         Some(Learning { log, mlx }) => {
             let key = key_of(id, path, here.device, &kv, mlx).map_err(refused)?;

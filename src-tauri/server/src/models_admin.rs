@@ -15,7 +15,6 @@ use hearth_library::catalogue::{Catalogue, Preview};
 use hearth_library::remove::{self, Removal};
 use hearth_library::scan;
 use hearth_library::shelf::{self, LibraryModel};
-use hearth_machine::chips;
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -28,10 +27,10 @@ const MOMENT: Duration = Duration::from_millis(300);
 pub(crate) async fn list(State(state): State<AppState>) -> Result<Json<Value>, ServerError> {
     let cards = state.backend().models().await;
     let (_, loading) = in_memory(&state);
-    let places = state.config().places.clone();
+    let (places, asked) = (state.config().places.clone(), state.clone());
     let work = move || {
         let found = scan::scan(&places);
-        let models: Vec<Value> = shelf::describe_all(found.models, &chips::here())
+        let models: Vec<Value> = shelf::describe_all(found.models, &asked.machine())
             .into_iter()
             .map(|model| {
                 let card = cards.iter().find(|card| card.id == model.entry.id);
@@ -51,11 +50,11 @@ pub(crate) async fn list(State(state): State<AppState>) -> Result<Json<Value>, S
 /// `GET /api/hearth/catalogue`: the built-in list of models, with what is on disk and what the hub has said of it.
 pub(crate) async fn catalogue(State(state): State<AppState>) -> Result<Json<Value>, ServerError> {
     let places = state.config().places.clone();
-    let manager = state.config().downloads.clone();
+    let (manager, asked) = (state.config().downloads.clone(), state.clone());
     let work = move || {
         let list = Catalogue::built_in().map_err(refused)?;
         let here: BTreeSet<String> = scan::scan(&places).models.into_iter().map(|m| m.id).collect();
-        let machine = chips::here();
+        let machine = asked.machine();
         let models: Vec<Value> = list
             .models
             .iter()
@@ -83,7 +82,8 @@ pub(crate) async fn preview(
 ) -> Result<Json<Preview>, ServerError> {
     let repo = parameter(query.as_deref().unwrap_or_default(), "repo")?
         .ok_or_else(|| ServerError::param("repo", "repo is missing; expected the name of a model on the hub"))?;
-    let here = state.prepare(|| Ok(chips::here())).await?;
+    let asked = state.clone();
+    let here = state.prepare(move || Ok(asked.machine())).await?;
     manager(&state)?.preview(&repo, &here).await.map(Json).map_err(refused)
 }
 

@@ -291,17 +291,22 @@ fn put(file: &mut DocumentMut, spec: &Spec, value: &Value) {
     }
 }
 
-/// Writes through a temporary file that only this user can read: the file may hold an API key.
+/// Writes through a temporary file that only this user can read: the file may hold an API key. Where it is a link, what it
+/// leads to is written.
 fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
+    let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
     let part = path.with_extension("toml.part");
-    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&part)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    std::fs::rename(&part, path)
+    let write = || {
+        let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&part)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&part, path)
+    };
+    write().inspect_err(|_| drop(std::fs::remove_file(&part)))
 }
 
 /// The line, from 1, that something of a file's text begins in.

@@ -10,7 +10,9 @@ use crate::template::ChatTemplate;
 use crate::transcripts::Transcripts;
 use hearth_core::Backend;
 use hearth_core::backend::ServedModel;
+use hearth_core::fit::{Allowance, Machine};
 use hearth_core::tokenizer::Tokenizer;
+use hearth_machine::chips;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::net::SocketAddr;
@@ -66,6 +68,14 @@ impl AppState {
             hasher: RandomState::new(),
             ids: AtomicU64::new(0),
         }))
+    }
+
+    /// This machine, with the memory that this server may use now. Asks the system: not for threads that serve.
+    pub(crate) fn machine(&self) -> Machine {
+        let ledger = self.backend().stats().memory.ledger;
+        // Without an engine there is no budget yet.
+        let (budget, reserve) = Some((ledger.budget, ledger.reserve)).filter(|(budget, _)| *budget > 0).unzip();
+        Machine { allowance: Allowance { budget, reserve }, ..chips::here() }
     }
 
     /// The engine.

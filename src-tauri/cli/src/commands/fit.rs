@@ -2,7 +2,7 @@
 
 use crate::args::FitArgs;
 use crate::commands::model::meant;
-use crate::commands::preferences::places;
+use crate::commands::preferences::{machine, places};
 use crate::failure::Failure;
 use crate::output::{self, size};
 use crate::sizes::exact;
@@ -25,8 +25,11 @@ pub fn run(args: &FitArgs, home: &Home) -> Result<(), Failure> {
     let (model, _) = headers::model(&path)?;
     let kv_bits = args.kv_bits.as_deref().and_then(|bits| bits.parse().ok());
     let kv = KvPolicy::for_model(&path, model.shape.layers, kv_bits)?;
-    let here = chips::here();
-    let records = Log::of(home).read()?;
+    let here = machine(home);
+    let records = Log::of(home).read().unwrap_or_else(|e| {
+        eprintln!("warning: what was measured here is left out: {e}");
+        Default::default()
+    });
     if records.skipped > 0 {
         let lines = output::counted(records.skipped as u64, "line", "lines");
         eprintln!("warning: {}: {lines} that cannot be read, skipped", home.learned().display());
@@ -39,7 +42,7 @@ pub fn run(args: &FitArgs, home: &Home) -> Result<(), Failure> {
     if args.json {
         output::json(&report)?;
     } else {
-        output::print(&shown(&report, args.memory_budget.is_some()))?;
+        output::print(&shown(&report, args.memory_budget.or(here.allowance.budget).is_some()))?;
     }
     match report.here.fits {
         true => Ok(()),

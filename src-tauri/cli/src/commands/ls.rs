@@ -1,14 +1,13 @@
 //! `hearth ls`: the models on this computer.
 
 use crate::args::DataArgs;
-use crate::commands::preferences::places;
+use crate::commands::preferences::{machine, places};
 use crate::failure::Failure;
 use crate::output;
 use hearth_library::download::{Download, DownloadManager, DownloadState, ELSEWHERE};
 use hearth_library::home::Home;
 use hearth_library::scan::scan;
 use hearth_library::shelf::{LibraryModel, describe_all};
-use hearth_machine::chips;
 use serde_json::json;
 
 /// Lists complete and incomplete models.
@@ -17,7 +16,7 @@ use serde_json::json;
 /// When standard output cannot be written.
 pub fn run(args: &DataArgs, home: &Home) -> Result<(), Failure> {
     let found = scan(&places(home));
-    let models = describe_all(found.models, &chips::here());
+    let models = describe_all(found.models, &machine(home));
     let downloads: Vec<Download> = match DownloadManager::standard(home) {
         // What never began (a misspelt name) leaves nothing to go on with.
         Ok(manager) => manager

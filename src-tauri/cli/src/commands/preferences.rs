@@ -3,8 +3,11 @@
 
 use crate::args::ServeArgs;
 use crate::failure::Failure;
+use crate::sizes;
+use hearth_core::fit::{Allowance, Machine};
 use hearth_library::home::Home;
 use hearth_library::scan::Places;
+use hearth_machine::chips;
 use hearth_server::settings::Settings;
 use serde_json::{Value, json};
 use std::sync::Once;
@@ -42,6 +45,17 @@ pub fn apply(args: &mut ServeArgs, home: &Home) -> Result<Settings, Failure> {
         tracing::warn!("{ignored}");
     }
     Ok(settings)
+}
+
+/// This computer, with the memory that variables and `settings.toml` leave to Hearth.
+pub fn machine(home: &Home) -> Machine {
+    let settings = Settings::open(&home.settings()).ok();
+    let size = |variable: &str, name: &str| {
+        let given = std::env::var(variable).ok().and_then(|text| sizes::parse(&text).ok());
+        given.or_else(|| settings.as_ref()?.number(name))
+    };
+    let budget = size("HEARTH_MEMORY_BUDGET", "memory_budget").filter(|&bytes| bytes > 0);
+    Machine { allowance: Allowance { budget, reserve: size("HEARTH_RESERVE", "reserve") }, ..chips::here() }
 }
 
 /// Where models are on this computer, the folders of `settings.toml` included. Settings that cannot be read are named

@@ -3,15 +3,16 @@
 
 use crate::args::PullArgs;
 use crate::client::Client;
+use crate::commands::preferences::machine;
 use crate::commands::running;
 use crate::failure::Failure;
 use crate::output;
+use hearth_core::fit::Machine;
 use hearth_library::LibraryError;
 use hearth_library::catalogue::preview;
-use hearth_library::download::{Download, DownloadManager, DownloadState, FileState};
+use hearth_library::download::{Download, DownloadManager, DownloadState, ELSEWHERE, FileState};
 use hearth_library::home::{Home, process_env};
 use hearth_library::hub::{Hub, HubError, HubOptions, Repo, Revision, parse_spec};
-use hearth_machine::chips;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(200);
 pub async fn run(args: PullArgs, home: &Home) -> Result<(), Failure> {
     let (repo, revision) = parse_spec(&args.model).map_err(|e| failure(e.into()))?;
     if args.dry_run {
-        return look(&repo, &revision, args.json).await;
+        return look(&repo, &revision, args.json, &machine(home)).await;
     }
     let worker = match running::find(home, None)? {
         Some(server) => Worker::Server(server.client),
@@ -69,9 +70,9 @@ pub async fn run(args: PullArgs, home: &Home) -> Result<(), Failure> {
 }
 
 /// What there would be to download, and whether it fits.
-async fn look(repo: &Repo, revision: &Revision, json: bool) -> Result<(), Failure> {
+async fn look(repo: &Repo, revision: &Revision, json: bool, here: &Machine) -> Result<(), Failure> {
     let hub = Hub::new(HubOptions::from_env(&process_env)).map_err(|e| failure(e.into()))?;
-    let found = preview(&hub, repo, revision, &chips::here()).await.map_err(failure)?;
+    let found = preview(&hub, repo, revision, here).await.map_err(failure)?;
     if json {
         return output::json(&found);
     }
@@ -109,6 +110,7 @@ fn end(job: &Download, args: &PullArgs) -> Result<(), Failure> {
                 _ => Ok(()),
             }
         }
+        DownloadState::Paused if message().ends_with(ELSEWHERE) => Err(Failure::no(message())),
         DownloadState::Paused => {
             let why = job.message.as_ref().map(|m| format!("{m}\n")).unwrap_or_default();
             let (percent, name) = (job.percent(), &args.model);

@@ -1,6 +1,7 @@
 //! `hearth rm`: removes a model, after saying what that frees.
 
 use crate::args::RmArgs;
+use crate::client::Client;
 use crate::commands::preferences::places;
 use crate::commands::running;
 use crate::failure::Failure;
@@ -12,12 +13,23 @@ use hearth_library::home::Home;
 use hearth_library::remove::{self, Removal};
 use hearth_library::scan::find;
 use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// How long a server may take to end a download.
+const LONGEST_END: Duration = Duration::from_secs(30);
 
 /// Says what it would free, asks, and removes it.
 ///
 /// # Errors
 /// Exit code 3 when there is no such model, 1 when it is in use, somebody else's, or the user says no.
 pub async fn run(args: &RmArgs, home: &Home) -> Result<(), Failure> {
+    let server = running::find(home, None)?;
+    if let Some(server) = &server {
+        let running = server.client.downloads().await?.into_iter();
+        if let Some(job) = running.filter(|job| job.state.is_active()).find(|job| is_of(job, args)) {
+            return end_download(args, &server.client, &job).await;
+        }
+    }
     let entry = match find(&args.model, &places(home)) {
         // The name of a download is meant before a part of a model's.
         Ok(entry) if entry.id == args.model => entry,
@@ -27,7 +39,7 @@ pub async fn run(args: &RmArgs, home: &Home) -> Result<(), Failure> {
         },
     };
     let removal = remove::plan(&entry)?;
-    if let Some(server) = running::find(home, None)? {
+    if let Some(server) = server {
         let id = &entry.id;
         if matches!(server.client.health().await?, Health::Loading { model, .. } if model == *id) {
             return Err(Failure::no(format!(
@@ -57,26 +69,54 @@ pub async fn run(args: &RmArgs, home: &Home) -> Result<(), Failure> {
 /// The download of exactly this name that is not complete.
 fn open_download(args: &RmArgs, home: &Home) -> Result<Option<(DownloadManager, Download)>, Failure> {
     let manager = DownloadManager::standard(home)?;
-    let wanted = args.model.as_str();
-    let job = manager.list().into_iter().find(|job| {
-        let open = matches!(job.state, DownloadState::Paused | DownloadState::Failed);
-        open && (job.repo == wanted || format!("{}@{}", job.repo, job.revision) == wanted)
-    });
+    let open = |job: &Download| matches!(job.state, DownloadState::Paused | DownloadState::Failed);
+    let job = manager.list().into_iter().find(|job| open(job) && is_of(job, args));
     Ok(job.map(|job| (manager, job)))
+}
+
+/// Whether a download has exactly the name that was given.
+fn is_of(job: &Download, args: &RmArgs) -> bool {
+    job.repo == args.model || format!("{}@{}", job.repo, job.revision) == args.model
 }
 
 /// A download that is not complete goes with what it has fetched.
 fn remove_download(args: &RmArgs, manager: &DownloadManager, job: &Download) -> Result<(), Failure> {
-    let wanted = &args.model;
-    if !args.yes {
-        let here = size(job.bytes);
-        return Err(Failure::no(format!("remove the download of {wanted} ({here} are here)? add --yes to say so")));
+    may_remove(args, job)?;
+    let done = manager.cancel(&job.id).map_err(|e| match e {
+        LibraryError::Downloading { .. } => Failure::no(format!("nothing is removed: {e}; end that first")),
+        e => Failure::no(e.to_string()),
+    })?;
+    removed(args, job, &done)
+}
+
+/// The same of one that the running server is at.
+async fn end_download(args: &RmArgs, server: &Client, job: &Download) -> Result<(), Failure> {
+    may_remove(args, job)?;
+    let until = Instant::now() + LONGEST_END;
+    let mut now = server.cancel_download(&job.id).await?;
+    while now.state.is_active() {
+        if Instant::now() > until {
+            return Err(Failure::no(format!("the server still downloads {}, and was told to end it", args.model)));
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        now = server.download(&job.id).await?;
     }
-    let done = manager.cancel(&job.id).map_err(|e| Failure::no(e.to_string()))?;
+    removed(args, job, &now)
+}
+
+fn may_remove(args: &RmArgs, job: &Download) -> Result<(), Failure> {
+    let (wanted, here) = (&args.model, size(job.bytes));
+    match args.yes {
+        true => Ok(()),
+        false => Err(Failure::no(format!("remove the download of {wanted} ({here} are here)? add --yes to say so"))),
+    }
+}
+
+fn removed(args: &RmArgs, before: &Download, done: &Download) -> Result<(), Failure> {
     if args.json {
-        return output::json(&done);
+        return output::json(done);
     }
-    output::line(&format!("removed the download of {wanted}, which frees {}", size(job.bytes)))
+    output::line(&format!("removed the download of {}, which frees {}", args.model, size(before.bytes)))
 }
 
 fn foreign(removal: &Removal) -> String {

@@ -18,9 +18,6 @@ const FUSED: [usize; 3] = [64, 80, 128];
 const MOST_ALLOCATOR: u64 = 512 << 20;
 /// The same on a CPU, where the engine sets it.
 const MOST_ALLOCATOR_CPU: u64 = 32 << 20;
-/// On a CPU buffers come from the C library's heap: what it keeps between those in use, and the packed panels of BLAS
-/// (measured with SmolLM2 on Linux: 3 to 26 MB beyond MLX's own figures).
-const HEAP_CPU: u64 = 10_000_000;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -55,8 +52,16 @@ pub fn working_set(ram: u64) -> u64 {
     if ram <= 36 * GIB { ram / 3 * 2 } else { ram / 4 * 3 }
 }
 
-/// The budget where none was set: three quarters of the memory, and no more than the GPU may hold.
+/// As much of a budget as the machine has memory, if that is known.
+pub fn within(machine: &Machine, budget: u64) -> u64 {
+    if machine.ram > 0 { budget.min(machine.ram) } else { budget }
+}
+
+/// The budget where a question names none: the user's, else three quarters of the memory, and no more than the GPU may hold.
 pub fn default_budget(machine: &Machine) -> u64 {
+    if let Some(budget) = machine.allowance.budget {
+        return within(machine, budget);
+    }
     let share = machine.ram / 4 * 3;
     match machine.device {
         Device::Gpu => share.min(machine.working_set.unwrap_or_else(|| working_set(machine.ram))),
@@ -67,6 +72,21 @@ pub fn default_budget(machine: &Machine) -> u64 {
 /// Part of the budget that stays free: a thirty-second of the memory, from 256 MiB to 2 GiB.
 pub fn reserve(ram: u64) -> u64 {
     (ram / 32).clamp(256 * MIB, 2 * GIB)
+}
+
+/// The same for a machine whose user may have said so.
+pub fn reserve_of(machine: &Machine) -> u64 {
+    machine.allowance.reserve.unwrap_or_else(|| reserve(machine.ram))
+}
+
+/// On a CPU buffers come from the C library's heap: what a process with so many rows holds beyond MLX's own figures and its
+/// allocator's, between buffers in use and in the packed panels of BLAS (fitted to what SmolLM2 was measured to take on
+/// Linux, 512 and 2,048 tokens, 1 and 4 rows). In a budget this is the reserve's.
+pub fn heap(device: Device, rows: u64) -> u64 {
+    match device {
+        Device::Gpu => 0,
+        Device::Cpu => 3_000_000 * (1 + rows),
+    }
 }
 
 /// One model on one machine, ready to be sized at any context.
@@ -94,7 +114,7 @@ impl Sizing {
             device: machine.device,
             kept,
             element,
-            reserve: reserve(machine.ram),
+            reserve: reserve_of(machine),
             learned: Learned::default(),
         }
     }
@@ -117,11 +137,11 @@ impl Sizing {
             prefill_transient: self.learned.transient(context, |context| self.whole(context)),
             // What a chunk frees for the next one; the floats of the first chunk are another moment's.
             allocator_cache: {
-                let (most, heap) = match self.device {
-                    Device::Gpu => (MOST_ALLOCATOR, 0),
-                    Device::Cpu => (MOST_ALLOCATOR_CPU, HEAP_CPU),
+                let most = match self.device {
+                    Device::Gpu => MOST_ALLOCATOR,
+                    Device::Cpu => MOST_ALLOCATOR_CPU,
                 };
-                self.layer(context.min(CHUNK), context).min(most) + heap
+                self.layer(context.min(CHUNK), context).min(most)
             },
             reserve: self.reserve,
         }
@@ -196,7 +216,8 @@ impl Sizing {
     /// those rows has `context` tokens after it, with C tokens in the chunk:
     ///
     /// * the residual stream, what attention and MLP add to it, and their norms: 6 · C · hidden;
-    /// * a whole layer, because MLX allocates up to some fifty operations ahead of what is computed: attention
+    /// * a whole layer (of a model with one, the larger half), because MLX allocates up to some fifty operations ahead of
+    ///   what is computed: attention
     ///   (projections, rotated copies, scaled queries, outputs of blocks, joined and transposed, and the scores where they
     ///   exist at all) or the recurrent part (what the convolution sees, three times, and the state before and after), and
     ///   the MLP (gate and up, and their activation, which becomes the product: 3 · C · width);
@@ -236,7 +257,8 @@ impl Sizing {
         let attention = shape.states.iter().map(|state| self.attention(state, chunk, context)).max().unwrap_or(0);
         let mlp = chunk * (3 * shape.mlp_width + shape.expert_floats()) * element;
         let growing = shape.states.iter().map(|state| self.state_bytes(state, context)).max().unwrap_or(0);
-        residual + attention + mlp + 4 * 4 * shape.vocab + growing
+        let layer = if shape.states.len() > 1 { attention + mlp } else { attention.max(mlp) };
+        residual + layer + 4 * 4 * shape.vocab + growing
     }
 
     /// Where keys and values are quantized: those of a prompt's first chunk, which is computed in full precision and
@@ -248,9 +270,8 @@ impl Sizing {
             _ => 0,
         };
         let all: u64 = self.shape.states.iter().map(floats).fold(0, u64::saturating_add);
-        // By the last chunk they are gone again: what the rest of the row takes is there instead.
-        let rest = self.row_bytes(context).saturating_sub(self.row_bytes(chunk.min(context)));
-        all.saturating_sub(rest)
+        // They are what the row holds then, and are gone before it holds anything else.
+        all.saturating_sub(self.row_bytes(context))
     }
 
     /// What one layer's attention, or what stands for it, holds.

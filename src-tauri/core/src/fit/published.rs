@@ -4,7 +4,7 @@
 
 use super::memory::Sizing;
 use super::weights::{Head, Stored};
-use super::{Ask, Device, Machine, Model, fit};
+use super::{Allowance, Ask, Device, Machine, Model, fit};
 use crate::kv_policy::KvPolicy;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -19,6 +19,7 @@ fn mac() -> Machine {
         working_set: None,
         bandwidth: Some(400e9),
         efficiency: 0.5,
+        allowance: Allowance::default(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::memory::{Sizing, default_budget, reserve, working_set};
 use super::weights::{Head, Stored};
-use super::{Ask, Device, LimitedBy, Machine, Model, fit, report};
+use super::{Allowance, Ask, Device, LimitedBy, Machine, Model, fit, report};
 use crate::kv_policy::KvPolicy;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -11,7 +11,16 @@ use std::path::Path;
 const GIB: u64 = 1 << 30;
 
 fn machine(device: Device, ram: u64) -> Machine {
-    Machine { chip: None, device, ram, available: None, working_set: None, bandwidth: Some(1e11), efficiency: 0.5 }
+    Machine {
+        chip: None,
+        device,
+        ram,
+        available: None,
+        working_set: None,
+        bandwidth: Some(1e11),
+        efficiency: 0.5,
+        allowance: Allowance::default(),
+    }
 }
 
 fn tiny(more: &Value) -> Value {
@@ -179,7 +188,11 @@ fn the_report_says_what_it_is_about() {
     let all = report("org/m", Path::new("/m"), &model, &here, &ask, Some(&others));
     let json = serde_json::to_value(&all).unwrap();
     assert_eq!((&json["model"], &json["device"], &json["supported"]), (&json!("org/m"), &json!("cpu"), &json!(false)));
-    assert_eq!((&json["budget"], &json["fits"]), (&json!(1u64 << 40), &json!(true)));
+    assert_eq!((&json["budget"], &json["fits"]), (&json!(GIB), &json!(true)), "no more than there is");
+    assert!(all.notes.iter().any(|n| n.contains("1073741824 bytes count")), "{:?}", all.notes);
+    let allowance = Allowance { budget: Some(GIB / 2), reserve: Some(1000) };
+    let set = report("m", Path::new("/m"), &model, &Machine { allowance, ..here.clone() }, &Ask::default(), None).here;
+    assert_eq!((set.budget, set.terms.reserve), (GIB / 2, 1000));
     assert_eq!(json["skus"].as_array().unwrap().len(), 2);
     assert_eq!(
         json["skus"][0]["budget"],

@@ -153,10 +153,14 @@ impl Worker<'_> {
     }
 
     /// The caches of a hit: views, and the entry stays; where there is no room for the copy that the row's first write
-    /// makes, the entry itself.
+    /// makes, the entry itself, unless most of it would be lost by that: all prompts of a template begin alike.
     fn take_hit(&mut self, hit: Hit) -> Option<Lent> {
         // The row's own room, which its first write copies into, is charged already.
-        if self.is_within_budget() { self.cache.lend(hit) } else { self.cache.hand_over(hit) }
+        if self.is_within_budget() {
+            return self.cache.lend(hit);
+        }
+        let whole = self.cache.entry(hit.id)?.tokens.len();
+        if 2 * hit.tokens < whole { None } else { self.cache.hand_over(hit) }
     }
 
     /// Takes the layers that came from disk since the last round, and starts the rows that are complete. Waits a

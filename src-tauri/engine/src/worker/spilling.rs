@@ -14,8 +14,10 @@ use tokio::sync::oneshot;
 
 /// Bytes that may wait for the disk; until they are fewer, nothing more is taken out of memory.
 const BACKLOG: u64 = 64 << 20;
-/// Bytes taken out in one round while rows are computed, and while nothing else is to do.
+/// Bytes taken out in one round while rows are computed, or for each second that the round before took, as a chunk of a
+/// prompt can take several; and while nothing else is to do.
 const PER_ROUND: usize = 2 << 20;
+const PER_SECOND: f64 = (32 << 20) as f64;
 const PER_IDLE_ROUND: usize = 32 << 20;
 /// Evicted entries that wait for the disk hold at most a quarter of what the cache may hold, and this much at least:
 /// with a cache in memory, and without one.
@@ -65,6 +67,8 @@ pub(super) struct Spilling {
     settling: Vec<Spill>,
     flushes: Vec<Flush>,
     next: u64,
+    /// When the last round was.
+    looked: Option<Instant>,
     /// Until when idle entries stay where they are.
     refused_until: Option<Instant>,
 }
@@ -150,7 +154,9 @@ impl Worker<'_> {
         let begun = self.spilling.queue.front().is_some_and(|spill| spill.layer > 0);
         let least = usize::from(begun || disk.backlog() == 0);
         let room = usize::try_from(self.ledger(self.slot.rooms.least_chunk()).free()).unwrap_or(usize::MAX);
-        let mut budget = if idle { PER_IDLE_ROUND } else { PER_ROUND }.min(room).max(least);
+        let since = self.spilling.looked.replace(Instant::now()).map_or(0.0, |at| at.elapsed().as_secs_f64());
+        let share = PER_ROUND.max((since * PER_SECOND) as usize).min(PER_IDLE_ROUND);
+        let mut budget = if idle { PER_IDLE_ROUND } else { share }.min(room).max(least);
         let mut progress = false;
         while budget > 0 && disk.backlog() < BACKLOG {
             let Some(mut spill) = self.spilling.queue.pop_front() else { break };

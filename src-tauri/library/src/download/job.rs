@@ -120,7 +120,7 @@ impl Job {
         let folder = RepoFolder::new(&self.record.hub, &repo);
         let _lock = match lock::acquire(&folder.lock_file())? {
             Locked::Ours(lock) => lock,
-            Locked::Theirs(pid) => return Err(LibraryError::Downloading { repo: repo.to_string(), pid }.into()),
+            Locked::Theirs(pid) => return Err(LibraryError::Downloading { pid }.into()),
         };
         self.look_at_what_is_there(&folder).await?;
         (self.keep)(&self.record)?;

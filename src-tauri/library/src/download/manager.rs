@@ -9,7 +9,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::{broadcast, watch};
 
 use super::job::{Job, Live};
-use super::lock;
+use super::lock::{self, Locked};
 use super::part;
 use super::state::{Record, id};
 use super::transfer::{Fault, Signal};
@@ -24,6 +24,14 @@ use crate::scan::hf_cache;
 
 /// How the message of a job that another process has ends.
 pub const ELSEWHERE: &str = "downloads it now";
+
+/// Who does.
+pub(crate) fn elsewhere(pid: Option<u32>) -> String {
+    match pid {
+        Some(pid) => format!("process {pid} {ELSEWHERE}"),
+        None => format!("another process {ELSEWHERE}"),
+    }
+}
 /// How often a running job is looked at.
 const TICK: Duration = Duration::from_millis(250);
 /// Events kept for receivers that are slow.
@@ -55,6 +63,8 @@ struct Entry {
     running: Option<watch::Sender<Signal>>,
     /// The order of the queue.
     asked: u64,
+    /// What it was when it was asked for again: complete.
+    before: Option<Record>,
 }
 
 impl DownloadManager {
@@ -166,12 +176,13 @@ impl DownloadManager {
                 entry.queue();
             }
             Some(entry) => {
+                entry.before = (entry.shown.state == DownloadState::Done).then(|| entry.record.clone());
                 entry.record.commit = None;
                 entry.queue();
             }
             None => {
                 let record = Record::new(&repo, &revision, &self.0.cache);
-                let mut entry = Entry { shown: record.view(), record, running: None, asked: 0 };
+                let mut entry = Entry { shown: record.view(), record, running: None, asked: 0, before: None };
                 entry.queue();
                 jobs.insert(id.clone(), entry);
             }
@@ -220,7 +231,8 @@ impl DownloadManager {
     /// Stops a job and removes what it has fetched; a job that is done is only taken from the list, and its model stays.
     ///
     /// # Errors
-    /// [`LibraryError::NoDownload`], and what could not be removed.
+    /// [`LibraryError::NoDownload`], [`LibraryError::Downloading`] where another process is at it, and what could not be
+    /// removed.
     pub fn cancel(&self, id: &str) -> Result<Download, LibraryError> {
         let mut jobs = self.0.lock();
         self.0.read_folder(&mut jobs);
@@ -297,15 +309,17 @@ impl Shared {
                 record.state = DownloadState::Paused;
                 let holder = record.folder().and_then(|folder| lock::holder(&folder.lock_file()));
                 record.message = Some(match holder {
-                    Some(Some(pid)) => format!("process {pid} {ELSEWHERE}"),
-                    Some(None) => format!("another process {ELSEWHERE}"),
+                    Some(pid) => elsewhere(pid),
                     None => "it was stopped with the program that ran it".to_owned(),
                 });
                 if known.is_some_and(|e| e.record == record) {
                     continue;
                 }
             }
-            jobs.insert(record.id.clone(), Entry { shown: record.view(), record, running: None, asked: 0 });
+            jobs.insert(
+                record.id.clone(),
+                Entry { shown: record.view(), record, running: None, asked: 0, before: None },
+            );
         }
     }
 
@@ -317,6 +331,11 @@ impl Shared {
     /// Removes what a job that does not run has fetched, and its record.
     fn clear(&self, entry: &mut Entry) -> Result<(), LibraryError> {
         if let Some(folder) = entry.record.folder() {
+            // What another process is fetching is not to go from under it.
+            let _lock = match lock::acquire(&folder.lock_file())? {
+                Locked::Ours(lock) => lock,
+                Locked::Theirs(pid) => return Err(LibraryError::Downloading { pid }),
+            };
             let referred = folder.referred(None);
             for file in &entry.record.files {
                 let hex = file.checksum.hex();
@@ -457,17 +476,23 @@ impl Shared {
         let mut jobs = self.lock();
         let Some(entry) = jobs.get_mut(id) else { return };
         let cancelled = entry.running.take().is_some_and(|signal| *signal.borrow() == Signal::Cancel);
+        let before = entry.before.take().filter(|before| before.snapshot().is_some());
         let (state, message) = match ran {
             Ok((record, result)) => {
                 entry.record = record;
-                match result {
-                    Ok(()) => (DownloadState::Done, live.remarks()),
-                    Err(Fault::Stopped) => (DownloadState::Paused, live.remarks()),
+                match (result, before) {
+                    (Ok(()), _) => (DownloadState::Done, live.remarks()),
+                    (Err(Fault::Stopped), _) => (DownloadState::Paused, live.remarks()),
                     // Somebody else does it: nothing of this job's is wrong.
-                    Err(Fault::Error(e @ LibraryError::Downloading { .. })) => {
+                    (Err(Fault::Error(e @ LibraryError::Downloading { .. })), _) => {
                         (DownloadState::Paused, Some(e.to_string()))
                     }
-                    Err(Fault::Error(e)) => (DownloadState::Failed, Some(e.to_string())),
+                    // Whether there is something newer is not known; the model that is here is as good as it was.
+                    (Err(Fault::Error(e)), Some(before)) if entry.record.commit.is_none() => {
+                        entry.record = before;
+                        (DownloadState::Done, Some(format!("{e}; the model that is here stays as it is")))
+                    }
+                    (Err(Fault::Error(e)), _) => (DownloadState::Failed, Some(e.to_string())),
                 }
             }
             Err(defect) => (DownloadState::Failed, Some(LibraryError::Defect { what: defect.to_string() }.to_string())),

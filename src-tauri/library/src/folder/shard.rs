@@ -1,7 +1,6 @@
 //! Reads and checks the header of one safetensors file.
 
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +9,7 @@ use serde::de::value::StrDeserializer;
 use serde::de::{Deserialize, Deserializer, IntoDeserializer, MapAccess, Visitor};
 
 use super::TensorInfo;
-use crate::{LibraryError, json};
+use crate::{LibraryError, json, opening};
 
 /// Largest header accepted, in bytes; the format's own limit.
 const MAX_HEADER: u64 = 100_000_000;
@@ -28,7 +27,7 @@ pub struct Shard {
 
 /// Reads the header of `path`. `number` becomes the tensors' [`TensorInfo::shard`].
 pub(super) fn open(path: &Path, number: usize) -> Result<(Shard, Vec<(String, TensorInfo)>), LibraryError> {
-    let mut file = File::open(path).map_err(LibraryError::io("open", path))?;
+    let mut file = opening::open(path)?;
     let len = file.metadata().map_err(LibraryError::io("read", path))?.len();
     let cut = |expected: u64| {
         LibraryError::mismatch(

@@ -34,7 +34,7 @@ struct Row {
     name: String,
     predicted: f64,
     peak: f64,
-    /// The same with what the allocator keeps, and the process beyond its baseline; not for tiny models, which are lost in
+    /// The same with what the allocator and the heap keep, and the process beyond its baseline; not for tiny models, which are lost in
     /// what the process does beside.
     process: Option<(f64, f64)>,
     tiny: bool,
@@ -127,7 +127,8 @@ impl Case<'_> {
             |path: &str| all.pointer(path).and_then(Value::as_f64).with_context(|| format!("no {path} in {all}"));
         let predicted = field("/predicted/peak")?;
         let beyond = field("/process_peak")? - field("/baseline")?;
-        let process = (!self.tiny).then_some((predicted + field("/predicted/allocator")?, beyond));
+        let process =
+            (!self.tiny).then_some((predicted + field("/predicted/allocator")? + field("/predicted/heap")?, beyond));
         let peak = field("/peak")?;
         Ok(Row { name: self.name.clone(), predicted, peak, process, tiny: self.tiny, all })
     }
