@@ -204,6 +204,11 @@ impl PromptCache {
         Some(lent)
     }
 
+    /// Whether a hit needs at least half of its entry, so that handing that over loses little.
+    pub fn is_mostly(&self, hit: Hit) -> bool {
+        self.held.get(&hit.id).is_some_and(|held| 2 * hit.tokens >= held.entry.tokens.len())
+    }
+
     /// Hands an entry over, cut to its first tokens: for when there is no room for a copy.
     pub fn hand_over(&mut self, hit: Hit) -> Option<Lent> {
         let Entry { mut caches, attachments, .. } = self.remove(hit.id)?;

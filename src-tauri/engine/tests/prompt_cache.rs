@@ -115,6 +115,21 @@ fn a_state_that_cannot_be_trimmed_hits_at_the_boundaries_of_a_long_prompt() {
 }
 
 #[test]
+fn without_memory_the_disk_has_the_boundaries() {
+    for name in ["lfm2-f32", "qwen3_5-f32", "gemma3_text-f32"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (engine, model) = start(CacheOptions { ram: 0, ..on_disk(dir.path()) }, name);
+        let long = prompt(700);
+        let request = GenerateRequest { boundaries: vec![300], ..GenerateRequest::greedy(&long, 4) };
+        answer(engine.submit(&model, request).unwrap());
+        assert_eq!(flush(&engine).failed, Vec::<String>::new(), "{name}");
+        let other: Vec<u32> = long[..300].iter().copied().chain([9, 8, 7]).collect();
+        assert_eq!(ask(&engine, &model, &other, 2).1, 300, "{name}");
+        engine.shutdown();
+    }
+}
+
+#[test]
 fn requests_that_begin_alike_at_the_same_time_compute_it_once() {
     for name in ["llama-f32", "lfm2-f32"] {
         let (engine, model) = start(CacheOptions::default(), name);
@@ -263,6 +278,10 @@ fn without_room_for_a_copy_the_entry_moves_into_the_row() {
     assert_eq!(ask(&engine, &model, &history, 4), (ids.clone(), 0));
     assert_eq!(ask(&engine, &model, &history, 4), (ids, 499));
     eventually("its return", || (ram(&engine).moved, ram(&engine).entries) == (1, 1));
+    // One that only begins alike takes nothing over.
+    let alike: Vec<u32> = history[..1].iter().copied().chain((0..499).map(|n| 3 + n % 200)).collect();
+    assert_eq!(ask(&engine, &model, &alike, 4).1, 0);
+    assert_eq!((ram(&engine).moved, ram(&engine).evicted), (1, 1), "the entry left for want of room, whole");
     engine.shutdown();
 }
 

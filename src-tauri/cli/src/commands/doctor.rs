@@ -143,7 +143,7 @@ fn settings(home: &Home) -> Check {
         Ok(settings) => settings.ignored().into_iter().chain(ModelsFile::open(&home.models_toml()).problems),
     };
     match wrong.reduce(|all, one| format!("{all}; {one}")) {
-        Some(wrong) => Check::warn("config", wrong, "correct the file; everything else in it holds"),
+        Some(wrong) => Check::warn("config", wrong, "correct the file"),
         None if path.exists() => Check::ok("config", format!("{} can be read", path.display())),
         None => Check::ok("config", "no settings.toml: the defaults hold"),
     }

@@ -137,6 +137,11 @@ impl Piece {
         draft.layers.push(bytes);
     }
 
+    /// Bytes that it holds by now.
+    pub fn bytes(&self) -> u64 {
+        self.draft.as_ref().map_or(0, |draft| draft.bytes)
+    }
+
     /// Hands the file over to the writer. Returns at once.
     pub fn put(mut self) {
         if let Some(draft) = self.draft.take() {

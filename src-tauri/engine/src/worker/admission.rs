@@ -159,8 +159,7 @@ impl Worker<'_> {
         if self.is_within_budget() {
             return self.cache.lend(hit);
         }
-        let whole = self.cache.entry(hit.id)?.tokens.len();
-        if 2 * hit.tokens < whole { None } else { self.cache.hand_over(hit) }
+        if self.cache.is_mostly(hit) { self.cache.hand_over(hit) } else { None }
     }
 
     /// Takes the layers that came from disk since the last round, and starts the rows that are complete. Waits a
@@ -250,7 +249,10 @@ impl Worker<'_> {
             Ok(sampler) => sampler,
             Err(e) => return self.refuse(submitted, e.into()),
         };
-        let worth = |&b: &usize| self.cache.cap() > 0 && b >= cached + COLD && b < request.prompt.len();
+        // Without a cache in memory the disk has every prefix of a state that can be trimmed; of one that cannot, what is
+        // kept at a boundary.
+        let keeps = self.cache.cap() > 0 || self.disk.is_some() && parts(model).snapshot;
+        let worth = |&b: &usize| keeps && b >= cached + COLD && b < request.prompt.len();
         let keep_at: Vec<usize> = request.boundaries.iter().copied().filter(worth).collect();
         stops.extend(&keep_at);
         stops.sort_unstable();

@@ -21,7 +21,12 @@ impl Worker<'_> {
             return;
         }
         let attachments = std::mem::take(&mut row.attachments);
-        match self.cache.put(Entry { namespace, tokens, caches, attachments }) {
+        self.put(Entry { namespace, tokens, caches, attachments });
+    }
+
+    /// Gives an entry to the cache, and to the disk what has no room there.
+    fn put(&mut self, entry: Entry) {
+        match self.cache.put(entry) {
             Put::Kept(evicted) => evicted.into_iter().for_each(|(id, entry)| self.spill_evicted(Some(id), entry)),
             Put::TooLarge(entry) => self.spill_evicted(None, entry),
             // A row that was cancelled before it computed anything of its own.
@@ -55,15 +60,13 @@ impl Worker<'_> {
         let namespace = model.namespace;
         let bytes =
             self.slot.sizes.as_ref().map_or(row.cache_bytes(), |sizes| sizes.row(room_for(tokens.len() as u64)));
-        if bytes > self.cache.cap() || !self.has_spare_room(bytes) {
+        if bytes > self.cache.cap() && self.disk.is_none() || !self.has_spare_room(bytes) {
             return Ok(());
         }
         let Some(row) = self.slot.rows.get(&id) else { return Ok(()) };
         let caches: Vec<LayerCache> = row.caches.iter().map(LayerCache::copied).collect::<Result<_>>()?;
         eval(caches.iter().flat_map(LayerCache::tensors))?;
-        if let Put::Kept(evicted) = self.cache.put(Entry { namespace, tokens, caches, attachments: Vec::new() }) {
-            evicted.into_iter().for_each(|(id, entry)| self.spill_evicted(Some(id), entry));
-        }
+        self.put(Entry { namespace, tokens, caches, attachments: Vec::new() });
         Ok(())
     }
 }

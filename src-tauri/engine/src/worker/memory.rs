@@ -129,15 +129,15 @@ impl Worker<'_> {
         }
     }
 
-    /// Whether a request gets a row now. Entries of the prompt cache give way to it, but not the one that it goes on
-    /// from: that is handed over where there is no room for both.
+    /// Whether a request gets a row now. Entries of the prompt cache give way to it, but not one that it needs most of: that
+    /// is handed over where there is no room for both.
     fn gets_room(&mut self, id: u64) -> bool {
         let Some(sizes) = self.slot.sizes.clone() else { return true };
         let Some(submitted) = self.slot.waiting.get(&id) else { return true };
         let prompt = submitted.request.prompt.len() as u64;
         let hit =
             self.slot.model.as_ref().and_then(|model| self.cache.longest(&model.namespace, &submitted.request.prompt));
-        let hit = hit.map(|hit| hit.id);
+        let hit = hit.filter(|hit| self.cache.is_mostly(*hit)).map(|hit| hit.id);
         let mut pinned = self.pinned();
         // It gives this back before anybody is refused.
         pinned.allocator = 0;

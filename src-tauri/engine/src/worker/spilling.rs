@@ -149,10 +149,10 @@ impl Worker<'_> {
         disk.set_busy(busy);
         self.demote_idle();
         let idle = !busy && self.slots().all(|slot| slot.in_flight.is_empty());
-        // What goes to disk is copied first, and the copy needs room beside what it is a copy of. A layer at a time goes
-        // in any case where nothing else is on its way: else nothing would ever be freed.
-        let begun = self.spilling.queue.front().is_some_and(|spill| spill.layer > 0);
-        let least = usize::from(begun || disk.backlog() == 0);
+        // What goes to disk is copied first, and the copy needs room beside what it is a copy of. One piece goes in any case
+        // where nothing else is on its way: else nothing would ever be freed.
+        let begun = self.spilling.queue.front().and_then(|spill| spill.pieces.front()).map_or(0, Piece::bytes);
+        let least = usize::from(disk.backlog() <= begun);
         let room = usize::try_from(self.ledger(self.slot.rooms.least_chunk()).free()).unwrap_or(usize::MAX);
         let since = self.spilling.looked.replace(Instant::now()).map_or(0.0, |at| at.elapsed().as_secs_f64());
         let share = PER_ROUND.max((since * PER_SECOND) as usize).min(PER_IDLE_ROUND);
