@@ -362,6 +362,16 @@ fn a_running_server_does_the_job_and_there_is_one() {
         let (got, answer) = place.admin(Method::POST, path, Some(body));
         assert_eq!(got, status, "{path}: {answer}");
     }
+    // Whoever waits for a server that ends hears that nothing is lost.
+    hub.rate(Some(500_000));
+    add(&hub, "org/third", 8_000_000, 3);
+    let mut waiting = hearth(place, &hub, &["pull", "org/third"]).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("some of it is here", || kept(place, "org/third") > 0);
+    assert_eq!(place.run(&["stop"]).code, 0);
+    assert_eq!(wait(&mut waiting).code(), Some(1));
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut waiting.stderr.take().unwrap(), &mut said).unwrap();
+    assert!(said.contains("has ended; `hearth pull org/third` goes on") || said.contains("paused at"), "{said}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::args::PullArgs;
 use crate::client::Client;
 use crate::commands::preferences::machine;
 use crate::commands::running;
-use crate::failure::Failure;
+use crate::failure::{Code, Failure};
 use crate::output;
 use hearth_core::fit::Machine;
 use hearth_library::LibraryError;
@@ -63,7 +63,16 @@ pub async fn run(args: PullArgs, home: &Home) -> Result<(), Failure> {
             }
             () = worker.wait(&job.id) => {}
         }
-        job = worker.get(&job.id).await?;
+        job = match worker.get(&job.id).await {
+            Err(gone) if gone.code == Code::Unreachable => {
+                bar.finish_and_clear();
+                let name = &args.model;
+                return Err(Failure::no(format!(
+                    "the server that downloads {name} has ended; `hearth pull {name}` goes on from what is here"
+                )));
+            }
+            found => found?,
+        };
     }
     bar.finish_and_clear();
     end(&job, &args)

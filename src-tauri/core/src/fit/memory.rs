@@ -85,7 +85,7 @@ pub fn reserve_of(machine: &Machine) -> u64 {
 pub fn heap(device: Device, rows: u64) -> u64 {
     match device {
         Device::Gpu => 0,
-        Device::Cpu => 3_000_000 * (1 + rows),
+        Device::Cpu => 3_000_000 + 2_500_000 * rows,
     }
 }
 
