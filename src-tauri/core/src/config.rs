@@ -405,7 +405,10 @@ impl ModelConfig {
 }
 
 /// Reads a file of a model, which is to be `expected`.
-pub(crate) fn read_file(file: &Path, expected: &str) -> Result<Vec<u8>, CoreError> {
+///
+/// # Errors
+/// [`CoreError::Missing`], [`CoreError::Invalid`] where what is there is no file, or [`CoreError::Io`].
+pub fn read_file(file: &Path, expected: &str) -> Result<Vec<u8>, CoreError> {
     // Opening a pipe would wait for somebody who writes.
     if std::fs::metadata(file).is_ok_and(|meta| !meta.is_file()) {
         let (what, found) = ("what is there".into(), "something else".into());

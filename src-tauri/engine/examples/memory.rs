@@ -20,6 +20,8 @@ use std::time::Duration;
 
 /// Tokens that are generated at least.
 const ANSWER: u64 = 16;
+/// Room of a row that waits for the last one: more than its channel takes unread.
+const STAY: u64 = 1024;
 /// Prompt tokens computed at once: few enough that no device takes so long over them that it gets fewer.
 const CHUNK: u64 = 256;
 
@@ -45,7 +47,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let sizing = Sizing::new(&model, &here, &kv);
     let baseline = hearth_machine::memory().process;
     let served = engine.load(dir, "model".into()).blocking_recv()??;
-    let prompt = tokens.saturating_sub(ANSWER).max(1).min(served.context as u64 - ANSWER);
+    // Where others are to stay beside the last row, the model's context must not end them.
+    let most = (served.context as u64).saturating_sub(if rows > 1 { STAY } else { ANSWER }).max(1);
+    let prompt = tokens.saturating_sub(ANSWER).clamp(1, most);
     let loaded = (hearth_mlx::peak_memory()? as u64, hearth_mlx::active_memory()? as u64, hearth_machine::memory());
 
     hearth_mlx::reset_peak_memory()?;

@@ -6,14 +6,14 @@ use crate::error::{Error, Result};
 use crate::models::{self, Model};
 use crate::namespace;
 use crate::weights::{Progress, Weights};
-use hearth_core::config::{ModelConfig, read_json, token_ids};
+use hearth_core::config::{ModelConfig, read_file, read_json, token_ids};
 use hearth_core::kv_policy::{GROUP, KvPolicy};
 use hearth_core::layout::{CacheLayout, LayerLayout};
 use hearth_core::tokenizer::Tokenizer;
 use hearth_core::{CoreError, ServedModel};
 use hearth_mlx::Device;
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -195,10 +195,10 @@ fn optional_json(file: &Path) -> Result<Value> {
 
 /// `chat_template.jinja`, or the one in `chat_template.json`; `tokenizer_config.json` has its own.
 fn chat_template(dir: &Path) -> Result<Option<String>> {
-    let io = |file: PathBuf| move |e: std::io::Error| CoreError::Io { file, message: e.to_string() };
     let jinja = dir.join("chat_template.jinja");
     if jinja.exists() {
-        return Ok(Some(std::fs::read_to_string(&jinja).map_err(io(jinja.clone()))?));
+        let text = String::from_utf8(read_file(&jinja, "a chat template")?);
+        return Ok(Some(text.map_err(|e| CoreError::Io { file: jinja, message: e.to_string() })?));
     }
     Ok(optional_json(&dir.join("chat_template.json"))?["chat_template"].as_str().map(str::to_owned))
 }

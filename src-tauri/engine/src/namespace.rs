@@ -4,6 +4,7 @@
 use crate::disk::Namespace;
 use crate::error::Result;
 use hearth_core::CoreError;
+use hearth_core::config::read_file;
 use hearth_core::kv_policy::KvPolicy;
 use hearth_library::folder::ModelFolder;
 use hearth_mlx::Device;
@@ -35,7 +36,7 @@ pub fn of_model(folder: &ModelFolder, device: Device, policy: &KvPolicy) -> Resu
 }
 
 fn digest_of(file: &Path) -> Result<[u8; 32]> {
-    let bytes = std::fs::read(file).map_err(|e| io(file, &e))?;
+    let bytes = read_file(file, "a file of the model")?;
     Ok(*blake3::hash(&bytes).as_bytes())
 }
 

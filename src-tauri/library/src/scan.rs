@@ -109,7 +109,7 @@ impl ModelEntry {
         self.model_type = summary.model_type;
         self.context = summary.context;
         // Without one, a model can be opened but not talked to.
-        if !self.path.join("tokenizer.json").exists() {
+        if !self.path.join("tokenizer.json").is_file() {
             self.problem = Some(LibraryError::missing(&self.path, "tokenizer.json").to_string());
         }
     }
