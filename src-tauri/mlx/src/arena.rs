@@ -47,11 +47,6 @@ impl Arena {
         Ok(Arena { flat, start, used, len })
     }
 
-    /// Bytes of the whole buffer.
-    pub fn bytes(&self) -> u64 {
-        self.flat.nbytes() as u64
-    }
-
     /// The next so many floats; `None` where fewer are left.
     pub fn take(&mut self, floats: usize) -> Option<Block> {
         let at = self.used;

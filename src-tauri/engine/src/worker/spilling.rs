@@ -153,7 +153,11 @@ impl Worker<'_> {
         // where nothing else is on its way: else nothing would ever be freed.
         let begun = self.spilling.queue.front().and_then(|spill| spill.pieces.front()).map_or(0, Piece::bytes);
         let least = usize::from(disk.backlog() <= begun);
-        let room = usize::try_from(self.ledger(self.slot.rooms.least_chunk()).free()).unwrap_or(usize::MAX);
+        // Asked for in every round, and mostly nothing waits.
+        let room = match self.spilling.queue.is_empty() {
+            true => 0,
+            false => usize::try_from(self.ledger(self.slot.rooms.least_chunk()).free()).unwrap_or(usize::MAX),
+        };
         let since = self.spilling.looked.replace(Instant::now()).map_or(0.0, |at| at.elapsed().as_secs_f64());
         let share = PER_ROUND.max((since * PER_SECOND) as usize).min(PER_IDLE_ROUND);
         let mut budget = if idle { PER_IDLE_ROUND } else { share }.min(room).max(least);

@@ -32,6 +32,7 @@ pub(crate) fn elsewhere(pid: Option<u32>) -> String {
         None => format!("another process {ELSEWHERE}"),
     }
 }
+
 /// How often a running job is looked at.
 const TICK: Duration = Duration::from_millis(250);
 /// Events kept for receivers that are slow.

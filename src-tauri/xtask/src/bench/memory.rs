@@ -34,8 +34,8 @@ struct Row {
     name: String,
     predicted: f64,
     peak: f64,
-    /// The same with what the allocator and the heap keep, and the process beyond its baseline; not for tiny models, which are lost in
-    /// what the process does beside.
+    /// The same with what the allocator and the heap keep, and the process beyond its baseline; not for tiny models, which
+    /// are lost in what the process does beside.
     process: Option<(f64, f64)>,
     tiny: bool,
     all: Value,
