@@ -27,7 +27,8 @@ pub fn run(ws: &Workspace, only: Option<&str>) -> Result<()> {
         ("clippy", clippy),
         ("licences, bans and sources of dependencies", deny),
         ("dashboard: types, lint, build", ui::check),
-        ("starter model", |ws| starter::ensure(ws, Profile::Dev).map(|_| ())),
+        ("build", build),
+        ("starter model", |ws| starter::ensure(ws, Profile::Test).map(|_| ())),
         ("tests", tests),
         ("dashboard: browser", ui::browser),
         ("macOS type-check", |ws| macos::run(ws, &[])),
@@ -63,6 +64,12 @@ fn clippy(ws: &Workspace) -> Result<()> {
     sh::run(ws.cargo().args(["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]))
 }
 
+/// Everything that the checks after this one run, once.
+fn build(ws: &Workspace) -> Result<()> {
+    desktop::ready_to_build()?;
+    ws.build_hearth(Profile::Test).map(|_| ())
+}
+
 /// Its advisory database is not asked: the check must work without reaching more than the crates registry.
 fn deny(ws: &Workspace) -> Result<()> {
     let deny = cargo_deny(ws)?;
@@ -95,8 +102,8 @@ fn cargo_deny(ws: &Workspace) -> Result<PathBuf> {
 /// Unit, parity and end-to-end tests. Those of the real binary find it and the starter model by these variables.
 fn tests(ws: &Workspace) -> Result<()> {
     desktop::ready_to_test()?;
-    let starter = starter::ensure(ws, Profile::Dev)?;
-    ws.build_hearth(Profile::Dev)?;
+    build(ws)?;
+    let starter = starter::ensure(ws, Profile::Test)?;
     let mut cargo = ws.cargo();
     // One that fails does not hide what the others have to say: a run in CI costs an hour.
     cargo.args(["test", "--locked", "--workspace", "--no-fail-fast"]);

@@ -91,10 +91,9 @@ pub fn check(ws: &Workspace) -> Result<()> {
 pub fn browser(ws: &Workspace) -> Result<()> {
     build(ws)?;
     setup::browser()?;
-    let starter = starter::ensure(ws, Profile::Dev)?;
-    let hearth = ws.build_hearth(Profile::Dev)?;
-    sh::run(ws.cargo().args(["build", "--quiet", "-p", "hearth-server", "--example", "scripted"]))?;
-    sh::run(ws.cargo().args(["build", "--quiet", "-p", "hearth-test-hub"]))?;
+    let starter = starter::ensure(ws, Profile::Test)?;
+    // With it come the scripted server and the hub, which has a test of its own program.
+    let hearth = ws.build_hearth(Profile::Test)?;
     let scripted = hearth.with_file_name("examples").join("scripted");
     let mut node = Command::new("node");
     ws.clean(&mut node);

@@ -10,8 +10,10 @@ use std::process::Command;
 /// How `hearth` is built.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
-    /// For tests.
+    /// For trials.
     Dev,
+    /// For tests: built with all of them, for which cargo chooses other features of the libraries than for `hearth` alone.
+    Test,
     /// For use and for measuring.
     Release,
 }
@@ -66,7 +68,7 @@ impl Workspace {
     pub fn hearth(&self, profile: Profile) -> PathBuf {
         let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| self.root.join("target"), PathBuf::from);
         let folder = match profile {
-            Profile::Dev => "debug",
+            Profile::Dev | Profile::Test => "debug",
             Profile::Release => "release",
         };
         self.root.join(target).join(folder).join("hearth")
@@ -78,10 +80,11 @@ impl Workspace {
     /// When the build fails.
     pub fn build_hearth(&self, profile: Profile) -> Result<PathBuf> {
         let mut cargo = self.cargo();
-        cargo.args(["build", "-p", "hearth-cli", "--bin", "hearth"]);
-        if let Profile::Release = profile {
-            cargo.arg("--release");
-        }
+        match profile {
+            Profile::Dev => cargo.args(["build", "-p", "hearth-cli", "--bin", "hearth"]),
+            Profile::Test => cargo.args(["test", "--locked", "--workspace", "--no-run", "--quiet"]),
+            Profile::Release => cargo.args(["build", "-p", "hearth-cli", "--bin", "hearth", "--release"]),
+        };
         sh::run(&mut cargo)?;
         Ok(self.hearth(profile))
     }
