@@ -6,7 +6,7 @@
 //! process: peaks are those of the whole process. `cargo xtask bench memory` runs it for many.
 
 use hearth_core::fit::memory::{Sizing, heap};
-use hearth_core::kv_policy::KvPolicy;
+use hearth_core::kv_policy::{Asked, FROM, KvPolicy};
 use hearth_core::{Backend, Event, Finish, GenerateRequest, Generation, ServedModel};
 use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
 use hearth_library::headers;
@@ -24,6 +24,8 @@ const ANSWER: u64 = 16;
 const STAY: u64 = 1024;
 /// Prompt tokens computed at once: few enough that no device takes so long over them that it gets fewer.
 const CHUNK: u64 = 256;
+/// How long a row may wait for the last one: longer than any prompt takes.
+const WAIT: Duration = Duration::from_secs(3600);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -33,17 +35,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (dir, tokens, rows): (PathBuf, u64, u64) = (dir.into(), tokens.parse()?, rows.parse()?);
     let asked = |what: &str| more.iter().any(|arg| arg == what);
     let kv_bits = if asked("kv8") { Some(8) } else { asked("kv4").then_some(4) };
+    let kv = Asked::bits(kv_bits);
     let ram = if asked("cache") { 16 << 30 } else { 0 };
     let engine = Engine::start(EngineOptions {
         max_rows: rows as usize,
         prefill_chunk: CHUNK as usize,
-        cache: CacheOptions { ram, kv_bits, ..CacheOptions::default() },
+        longest_pause: WAIT,
+        cache: CacheOptions { ram, kv: kv.clone(), ..CacheOptions::default() },
         ..EngineOptions::default()
     })?;
 
     let (model, _) = headers::model(&dir)?;
     let here = chips::here();
-    let kv = KvPolicy::for_model(&dir, model.shape.layers, kv_bits)?;
+    let kv = KvPolicy::for_model(&dir, model.shape.layers, &kv)?;
     let sizing = Sizing::new(&model, &here, &kv);
     let baseline = hearth_machine::memory().process;
     let served = engine.load(dir, "model".into()).blocking_recv()??;
@@ -65,12 +69,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let process = watch.end();
     let all = prompt + ANSWER;
-    let (weights, kv) = (sizing.weights(), sizing.row_bytes(all) * rows);
-    let transient = sizing.transient((prompt * rows).min(CHUNK), all);
+    let (weights, row) = (sizing.weights(), sizing.settled_row_bytes(all));
+    let (kv, transient) = (row * rows, sizing.transient((prompt * rows).min(CHUNK), all));
+    // The last row, before its keys and values are quantized.
+    let floats = (FROM as u64).min(all);
+    let begin = sizing.row_bytes(floats) + sizing.transient(CHUNK.min(prompt), floats);
     // A row that is found in the cache computes one token, beside the entry that it copied.
     let found = sizing.transient(rows, all);
     let heap = heap(here.device, rows);
-    let peak = weights + kv + transient.max(if cached > 0 { cached + found } else { 0 });
+    let end = transient.max(if cached > 0 { cached + found } else { 0 });
+    let peak = weights + (kv + end).max(kv - row + begin);
     let stats = case.engine.stats();
     println!(
         "{}",
@@ -118,6 +126,10 @@ impl Case {
         let Some(last) = rows.pop() else { return Ok(()) };
         // Whoever is not read from is paused, and stays.
         wait(last)?;
+        let there = self.engine.stats().rows.len();
+        if there < rows.len() {
+            return Err(format!("{there} of {} rows were still there when the last one ended", rows.len()).into());
+        }
         drop(rows);
         // The last row's caches go to the prompt cache after its last event.
         while !self.engine.stats().rows.is_empty() {
