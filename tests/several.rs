@@ -167,7 +167,7 @@ fn who_is_not_used_leaves_after_its_time() {
 fn one_leaves_for_the_other_and_nobody_is_turned_away() {
     let place = Place::new();
     place.put("llama-q4", "Small");
-    for name in ["One", "Two"] {
+    for name in ["One", "Two", "Wrong"] {
         let folder = place.home().join("models").join(name);
         fs::create_dir_all(&folder).unwrap();
         for file in fs::read_dir(starter()).unwrap().map(|entry| entry.unwrap().path().canonicalize().unwrap()) {
@@ -175,6 +175,9 @@ fn one_leaves_for_the_other_and_nobody_is_turned_away() {
             std::os::unix::fs::symlink(&file, folder.join(name)).unwrap();
         }
     }
+    let tokenizer = place.home().join("models/Wrong/tokenizer.json");
+    fs::remove_file(&tokenizer).unwrap();
+    fs::copy(golden("llama-q4").join("tokenizer.json"), &tokenizer).unwrap();
     let args =
         ["--reserve", "64MB", "--cache-ram", "0", "--cache-ssd", "0", "--context", "512", "--prefill-chunk", "128"];
     let server = serve(place, &args);
@@ -227,6 +230,11 @@ fn one_leaves_for_the_other_and_nobody_is_turned_away() {
     let gone = memory["guard"]["actions"].as_array().unwrap().iter().filter(|action| action["what"] == "unload");
     let gone: Vec<&str> = gone.map(|action| action["why"].as_str().unwrap()).collect();
     assert!(gone.iter().any(|why| why.starts_with("One: Two takes its place")), "{gone:?}");
+
+    // Nobody leaves for one that has another model's tokenizer.
+    let (status, refusal) = server.post("/v1/completions", &question("Wrong", 4));
+    assert!(status == 500 && refusal.to_string().contains("Wrong/tokenizer.json"), "{status} {refusal}");
+    assert_eq!(loaded(&server), ["Small", "Two"]);
 
     // A pinned one does not leave, and the refusal's numbers say so.
     let body = json!({"model": "Two", "pinned": true});
@@ -328,7 +336,7 @@ fn stop_with_a_model_unloads_that_one() {
     let again = stop(&["Tiny-Llama"]).exits(1);
     assert!(again.err.contains("there are: ") && again.err.contains("org/Tiny-Swa"), "{again:?}");
     let unclear = stop(&["tiny"]).exits(1);
-    assert!(unclear.err.contains("Tiny-Qwen") && unclear.err.contains("org/Tiny-Swa"), "{unclear:?}");
+    assert!(unclear.err.contains("\"tiny\" fits 2 models: ") && unclear.err.contains("org/Tiny-Swa"), "{unclear:?}");
     // Removing what is loaded says how to unload it.
     let refused = server.place.run(&["rm", "Tiny-Qwen", "--yes", "--foreign"]).exits(1);
     assert!(refused.err.contains("`hearth stop Tiny-Qwen`"), "{refused:?}");
@@ -426,7 +434,10 @@ fn a_part_of_a_name_means_the_same_whatever_is_in_memory() {
     let server = serve(three(), &[]);
     for name in ["Tiny-Llama", "Tiny-Qwen"] {
         ask(&server, name);
-        assert_eq!(server.post("/v1/completions", &question("tiny", 4)).0, 404, "after {name}");
+        let (status, refusal) = server.post("/v1/completions", &question("tiny", 4));
+        let message = refusal["error"]["message"].as_str().unwrap_or_default();
+        assert_eq!((status, &refusal["error"]["code"]), (404, &json!("model_not_found")), "after {name}: {refusal}");
+        assert!(message.starts_with("\"tiny\" fits 3 models: "), "{message}");
     }
 }
 

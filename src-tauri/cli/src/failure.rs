@@ -52,7 +52,7 @@ impl Failure {
     /// Prints the message and gives the exit code.
     pub fn report(&self) -> ExitCode {
         if !self.message.is_empty() {
-            eprintln!("error: {}", crate::output::harmless(&self.message, true));
+            crate::output::say!("error: {}", self.message);
         }
         ExitCode::from(self.code as u8)
     }
@@ -79,9 +79,10 @@ impl From<LibraryError> for Failure {
 impl From<EngineError> for Failure {
     fn from(e: EngineError) -> Self {
         let code = match &e {
-            EngineError::ModelUnusable(_) | EngineError::ModelNotFound { .. } | EngineError::ModelTooLarge { .. } => {
-                Code::Unusable
-            }
+            EngineError::ModelUnusable(_)
+            | EngineError::ModelNotFound { .. }
+            | EngineError::ModelAmbiguous { .. }
+            | EngineError::ModelTooLarge { .. } => Code::Unusable,
             EngineError::InvalidRequest { .. } => Code::Usage,
             _ => Code::No,
         };

@@ -62,6 +62,14 @@ pub enum EngineError {
         /// What could have been asked for.
         available: Vec<String>,
     },
+    /// The name fits several models (404 `model_not_found`).
+    #[error("{}", ambiguous(name, candidates))]
+    ModelAmbiguous {
+        /// The name that was asked for.
+        name: String,
+        /// The ids that it fits.
+        candidates: Vec<String>,
+    },
     /// Nothing is loaded by a request until somebody loads a model: the last server did not end in order (404).
     #[error(
         "model `{model}` is on this computer, and not loaded: the last server did not end in order, so a request loads \
@@ -228,6 +236,11 @@ fn not_found(name: &str, available: &[String]) -> String {
         (_, []) => format!("model `{name}` is not here, and no model is loaded; start one with `hearth serve MODEL`"),
         _ => format!("model `{name}` is not here; available: {}", available.join(", ")),
     }
+}
+
+/// What to say of a name that fits several models.
+pub fn ambiguous(name: &str, candidates: &[String]) -> String {
+    format!("{name:?} fits {} models: {}; give more of the name", candidates.len(), candidates.join(", "))
 }
 
 /// A number of bytes as people read it.

@@ -7,7 +7,8 @@ use crate::row::Submitted;
 use crate::sizes::Sizes;
 use crate::worker::{Command, Wanted, Worker, prepare_device};
 use hearth_core::backend::{BoxFuture, ModelCard, Unloaded};
-use hearth_core::fit::memory::default_budget;
+use hearth_core::fit::memory::{default_budget, within};
+use hearth_core::kv_policy::Asked;
 use hearth_core::model_settings::ModelSettings;
 use hearth_core::stats::{CacheClear, CacheFlush, Health, STATS_VERSION, Stats, Totals};
 use hearth_core::stats::{ModelStats, PressureLevel};
@@ -55,6 +56,13 @@ pub struct EngineOptions {
     pub memory: MemoryOptions,
     /// Which models are served.
     pub serving: Serving,
+}
+
+impl EngineOptions {
+    /// How a model keeps its keys and values: as is asked for all models, else as is set for it.
+    pub(crate) fn kv_of(&self, id: &str) -> Asked {
+        self.cache.kv.or_bits(self.serving.of(id).kv_bits)
+    }
 }
 
 /// Which models are served, and how long they stay.
@@ -125,8 +133,8 @@ pub struct CacheOptions {
     pub ssd: u64,
     /// The folder on disk; without one the tier is off.
     pub dir: Option<PathBuf>,
-    /// Keys and values in this many bits (4 or 8); `None`: as computed. A model's `kv_config.json` goes first.
-    pub kv_bits: Option<u8>,
+    /// How keys and values are kept: of all models that are served.
+    pub kv: Asked,
     /// An entry that nobody used for this long moves to disk.
     pub idle: Duration,
 }
@@ -134,7 +142,7 @@ pub struct CacheOptions {
 impl Default for CacheOptions {
     fn default() -> Self {
         let idle = Duration::from_secs(300);
-        CacheOptions { ram: 8 << 30, ssd: 0, dir: None, kv_bits: None, idle }
+        CacheOptions { ram: 8 << 30, ssd: 0, dir: None, kv: Asked::default(), idle }
     }
 }
 
@@ -261,12 +269,13 @@ impl Shared {
 /// The budget: as asked for, but never more than the machine has, else the default. Settings that came from a larger
 /// machine do not keep the engine from starting.
 fn budget(asked: Option<u64>) -> u64 {
-    let Some(asked) = asked else { return default_budget(&chips::here()) };
-    let ram = hearth_machine::memory().total;
-    if asked > ram {
-        tracing::warn!("the memory budget is {ram} bytes, all of this machine's memory: {asked} were asked for");
+    let here = chips::here();
+    let Some(asked) = asked else { return default_budget(&here) };
+    let budget = within(&here, asked);
+    if budget < asked {
+        tracing::warn!("the memory budget is {budget} bytes, all of this machine's memory: {asked} were asked for");
     }
-    asked.min(ram)
+    budget
 }
 
 /// Starts engines.
@@ -375,6 +384,11 @@ pub struct EngineHandle {
 }
 
 impl EngineHandle {
+    /// How a model of this id keeps its keys and values, as far as that was asked for.
+    pub fn kv_of(&self, id: &str) -> Asked {
+        self.options.kv_of(id)
+    }
+
     /// Asks for a model; returns at once. Others that nobody uses leave memory where it needs their room. Progress is in
     /// [`Backend::health`].
     pub fn load(&self, dir: PathBuf, id: String) -> oneshot::Receiver<Result<Arc<ServedModel>, EngineError>> {
@@ -418,7 +432,10 @@ impl Backend for EngineHandle {
     }
 
     fn unload_model<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Unloaded, EngineError>> {
-        let id = self.resident_named(name);
+        let id = match self.resident_named(name) {
+            Ok(id) => id,
+            Err(ambiguous) => return Box::pin(std::future::ready(Err(ambiguous))),
+        };
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Unload(id.clone(), reply));
         Box::pin(async { Ok(Unloaded { id, freed: answer.await.map_err(|_| EngineError::EngineLost)?? }) })

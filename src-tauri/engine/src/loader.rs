@@ -7,7 +7,7 @@ use crate::models::{self, Model};
 use crate::namespace;
 use crate::weights::{Progress, Weights};
 use hearth_core::config::{ModelConfig, read_file, read_json, token_ids};
-use hearth_core::kv_policy::{GROUP, KvPolicy};
+use hearth_core::kv_policy::{Asked, GROUP, KvPolicy};
 use hearth_core::layout::{CacheLayout, LayerLayout};
 use hearth_core::tokenizer::Tokenizer;
 use hearth_core::{CoreError, ServedModel};
@@ -36,12 +36,12 @@ pub struct Loaded {
 }
 
 /// What may be asked of a load.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LoadOptions {
     /// Limits the context below what the config allows, in tokens.
     pub context: Option<usize>,
-    /// Keys and values in this many bits, for layers that the model's `kv_config.json` does not speak of.
-    pub kv_bits: Option<u8>,
+    /// How keys and values are kept.
+    pub kv: Asked,
 }
 
 /// How the engine gets its models. The real one is [`load`]; tests put faulty ones in its place.
@@ -64,7 +64,7 @@ pub fn load_for(device: Device, dir: &Path, id: &str, options: LoadOptions, prog
     let config_file = dir.join("config.json");
     let config = ModelConfig::read(&config_file)?;
     let layout = config.cache_layout();
-    let policy = KvPolicy::for_model(dir, layout.layers.len(), options.kv_bits)?;
+    let policy = KvPolicy::for_model(dir, layout.layers.len(), &options.kv)?;
     let namespace = namespace::of_model(&folder, device, &policy)?;
     // The tokenizer takes as long to parse as a small model's weights to load: do both at once.
     let (served, model, weight_bytes) = std::thread::scope(|scope| {
@@ -79,6 +79,15 @@ pub fn load_for(device: Device, dir: &Path, id: &str, options: LoadOptions, prog
     let xtc_exempt = served.eos.iter().chain(newline.last()).copied().collect();
     let kv_bits = kv_bits(&policy, &layout);
     Ok(Loaded { model, layout, served: Arc::new(served), weight_bytes, xtc_exempt, namespace, kv_bits })
+}
+
+/// Whether what is text about the model in this folder can be used: what there is to know before anything else leaves for it.
+///
+/// # Errors
+/// As [`load`], for config, tokenizer, templates and generation defaults.
+pub fn check_texts(dir: &Path) -> Result<()> {
+    let config = ModelConfig::read(&dir.join("config.json"))?;
+    served(dir, "", None, &config).map(|_| ())
 }
 
 /// Which layers keep their keys and values quantized: those that are asked to, and whose heads are whole groups.

@@ -300,6 +300,7 @@ fn names_find_models_and_many_wait_for_one_load() {
     let find = |name: &str| wait_for(engine.resolve(Some(name)));
     let not_found = |name: &str| match find(name) {
         Err(EngineError::ModelNotFound { available, .. }) => available,
+        Err(EngineError::ModelAmbiguous { candidates, .. }) => candidates,
         other => panic!("{name}: {other:?}"),
     };
     assert_eq!(not_found("mistral-large"), [A, C, B]);

@@ -110,7 +110,7 @@ pub enum LibraryError {
         available: Vec<String>,
     },
     /// The name fits more than one model.
-    #[error("{name:?} fits {} models: {}; give more of the name", candidates.len(), candidates.join(", "))]
+    #[error("{}", hearth_core::error::ambiguous(name, candidates))]
     Ambiguous {
         /// The name that was asked for.
         name: String,

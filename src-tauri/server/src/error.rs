@@ -111,7 +111,9 @@ impl ServerError {
             ServerError::Refused { status, .. } => *status,
             ServerError::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
             ServerError::Engine(e) => match e {
-                EngineError::ModelNotFound { .. } | EngineError::ModelHeld { .. } => StatusCode::NOT_FOUND,
+                EngineError::ModelNotFound { .. }
+                | EngineError::ModelAmbiguous { .. }
+                | EngineError::ModelHeld { .. } => StatusCode::NOT_FOUND,
                 EngineError::ContextLengthExceeded { .. }
                 | EngineError::PromptBeyondMemory { .. }
                 | EngineError::ModelTooLarge { .. }
@@ -157,7 +159,9 @@ impl ServerError {
             ServerError::Refused { code, .. } => Some(code),
             ServerError::Internal(_) => Some("internal_error"),
             ServerError::Engine(e) => match e {
-                EngineError::ModelNotFound { .. } | EngineError::ModelHeld { .. } => Some("model_not_found"),
+                EngineError::ModelNotFound { .. }
+                | EngineError::ModelAmbiguous { .. }
+                | EngineError::ModelHeld { .. } => Some("model_not_found"),
                 EngineError::Loading { .. } => Some("model_loading"),
                 EngineError::ModelUnusable(_) => Some("model_unusable"),
                 EngineError::ContextLengthExceeded { .. }
@@ -184,7 +188,9 @@ impl ServerError {
         match self {
             ServerError::BadRequest { param, .. } => param.as_deref(),
             ServerError::Engine(EngineError::InvalidRequest { param, .. }) => Some(param),
-            ServerError::Engine(EngineError::ModelNotFound { .. } | EngineError::ModelHeld { .. }) => Some("model"),
+            ServerError::Engine(
+                EngineError::ModelNotFound { .. } | EngineError::ModelAmbiguous { .. } | EngineError::ModelHeld { .. },
+            ) => Some("model"),
             _ => None,
         }
     }

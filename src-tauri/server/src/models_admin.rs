@@ -140,8 +140,8 @@ pub(crate) async fn pin(
         [only] => ids.swap_remove(only),
         [] => return Err(EngineError::ModelNotFound { name, available: ids }.into()),
         _ => {
-            let available = fitting.iter().filter_map(|&n| ids.get(n).cloned()).collect();
-            return Err(EngineError::ModelNotFound { name, available }.into());
+            let candidates = fitting.iter().filter_map(|&n| ids.get(n).cloned()).collect();
+            return Err(EngineError::ModelAmbiguous { name, candidates }.into());
         }
     };
     if let Some(path) = state.config().models_toml.clone() {

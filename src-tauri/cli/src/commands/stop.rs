@@ -5,8 +5,10 @@ use crate::client::Client;
 use crate::commands::running;
 use crate::failure::Failure;
 use crate::output;
+use hearth_core::error::ambiguous;
 use hearth_host::ending;
 use hearth_library::home::Home;
+use hearth_library::scan::fitting;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -65,9 +67,12 @@ pub async fn run(args: &StopArgs, home: &Home) -> Result<(), Failure> {
 async fn unload(client: &Client, name: &str, json: bool) -> Result<(), Failure> {
     let Some(gone) = client.unload(name).await? else {
         let there: Vec<String> = client.stats().await?.models.into_iter().map(|model| model.id).collect();
+        let fits = fitting(name, there.iter().map(String::as_str));
+        let fits: Vec<String> = fits.into_iter().filter_map(|n| there.get(n).cloned()).collect();
         return Err(Failure::no(match there.as_slice() {
             [] => format!("{name} is not in memory; no model is"),
-            all => format!("{name} is not in memory, or fits several; there are: {}", all.join(", ")),
+            _ if fits.len() > 1 => ambiguous(name, &fits),
+            all => format!("{name} is not in memory; there are: {}", all.join(", ")),
         }));
     };
     if json {

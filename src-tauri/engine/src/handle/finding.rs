@@ -86,7 +86,7 @@ impl EngineHandle {
             },
             Err(LibraryError::NotFound { name, available }) => {
                 // A model that was loaded by its folder is in no place that is searched.
-                let meant = self.resident_named(&name);
+                let meant = self.resident_named(&name)?;
                 match resident(&|id| id == meant) {
                     Some(model) => Ok(model),
                     // With one model there is no doubt who is meant.
@@ -116,13 +116,21 @@ impl EngineHandle {
 
     /// The id of the model in memory that a name means: an exact one, or a part that fits only one of them. A name that
     /// fits none stays as it is.
-    pub(super) fn resident_named(&self, name: &str) -> String {
+    ///
+    /// # Errors
+    /// [`EngineError::ModelAmbiguous`] where it fits several.
+    pub(super) fn resident_named(&self, name: &str) -> Result<String, EngineError> {
         let name = self.options.serving.meant(name);
         let ids: Vec<String> =
             self.shared.update(|state| state.models.iter().map(|model| model.served.id.clone()).collect());
-        match scan::fitting(name, ids.iter().map(String::as_str)).as_slice() {
-            [only] => ids.get(*only).cloned().unwrap_or_else(|| name.to_owned()),
-            _ => name.to_owned(),
+        let mut candidates: Vec<String> = scan::fitting(name, ids.iter().map(String::as_str))
+            .into_iter()
+            .filter_map(|n| ids.get(n).cloned())
+            .collect();
+        match candidates.len() {
+            0 => Ok(name.to_owned()),
+            1 => Ok(candidates.remove(0)),
+            _ => Err(EngineError::ModelAmbiguous { name: name.to_owned(), candidates }),
         }
     }
 
@@ -158,7 +166,7 @@ impl EngineHandle {
                 }
                 EngineError::ModelNotFound { name, available }
             }
-            LibraryError::Ambiguous { name, candidates } => EngineError::ModelNotFound { name, available: candidates },
+            LibraryError::Ambiguous { name, candidates } => EngineError::ModelAmbiguous { name, candidates },
             other => EngineError::ModelUnusable(CoreError::Folder(other.to_string())),
         }
     }

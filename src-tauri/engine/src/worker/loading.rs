@@ -5,7 +5,7 @@ use super::{LONGEST_SAVE, LoadResult, Wanted, Worker};
 use crate::error::Result;
 use crate::ledger::allocator_limit;
 use crate::limits;
-use crate::loader::{LoadOptions, Loaded};
+use crate::loader::{LoadOptions, Loaded, check_texts};
 use crate::row::Submitted;
 use crate::sizes::Sizes;
 use hearth_core::model_settings::ModelSettings;
@@ -208,12 +208,12 @@ impl Worker<'_> {
             self.evict(key, "another folder takes its name");
         }
         let allocator = allocator_limit(self.fixed.budget, self.machine.device == hearth_core::fit::Device::Gpu);
-        let kv_bits = self.kv_bits_of(id);
+        let kv = self.options.kv_of(id);
         // What is free decides how weights are laid out, and what may leave will be free by then.
         let leaving: u64 = self.leavers(None).into_iter().map(|(_, weights)| weights).sum();
         self.machine.available = Some(hearth_machine::memory().available.saturating_add(leaving));
         let (chunk, log) = (self.options.prefill_chunk, self.options.memory.learned.as_ref());
-        let look = || Sizes::of_folder(id, dir, &self.machine, kv_bits, chunk, log);
+        let look = || Sizes::of_folder(id, dir, &self.machine, &kv, chunk, log);
         let sizes = load.sizes.get_or_insert_with(look).clone();
         let sizes = sizes.map(|sizes| sizes.with_limits(self.fixed.reserve, allocator));
         let expects = load.expects || !load.requests.is_empty();
@@ -225,6 +225,12 @@ impl Worker<'_> {
                 Room::Yes(leavers) => {
                     if self.slots().any(|slot| leavers.contains(&slot.key) && slot.is_expecting()) {
                         return None;
+                    }
+                    // Nobody leaves for a model that cannot be used.
+                    if !leavers.is_empty()
+                        && let Err(unusable) = check_texts(dir)
+                    {
+                        return Some(Err(self.not_loaded(unusable.into(), expects)));
                     }
                     for key in leavers {
                         self.evict(key, &format!("{id} takes its place"));
@@ -320,7 +326,7 @@ impl Worker<'_> {
         self.shared.set_loading(id, 0);
         let shared = self.shared;
         let mut progress = |share: f64| shared.set_loading(id, (share * 100.0) as u8);
-        let asked = LoadOptions { context: self.context_of(id), kv_bits: self.kv_bits_of(id) };
+        let asked = LoadOptions { context: self.context_of(id), kv: self.options.kv_of(id) };
         let unsized_model =
             || CoreError::Folder(format!("{}: what it takes cannot be told from its files", dir.display()));
         let loaded = (self.loader)(dir, id, asked, &mut progress)
@@ -351,10 +357,6 @@ impl Worker<'_> {
     /// The context limit that was asked for: for all models by hand, or for this one.
     pub(super) fn context_of(&self, id: &str) -> Option<usize> {
         self.context.or(self.options.serving.of(id).context)
-    }
-
-    fn kv_bits_of(&self, id: &str) -> Option<u8> {
-        self.options.cache.kv_bits.or(self.options.serving.of(id).kv_bits)
     }
 
     /// The prompt cache gives way to what is about to be loaded.
