@@ -369,6 +369,10 @@ fn doctor_says_what_to_do() {
     let shown = place.run(&["doctor"]).out;
     assert!(names.iter().all(|name| shown.contains(name)), "{shown}");
 
+    fs::write(place.home().join("models.toml"), "[aliases]\ngpt = \"org/gone\"\n").unwrap();
+    let report = place.run(&["doctor", "--json"]).json().to_string();
+    assert!(report.contains("stands for org/gone, which is not on this computer"), "{report}");
+
     let mut unwritable = place.hearth(&["doctor", "--json"]);
     fs::write(place.path("file"), "").unwrap();
     unwritable.env("HEARTH_HOME", place.path("file").join("home"));

@@ -79,6 +79,22 @@ fn fewer_bits_take_less_and_macs_are_listed() {
     };
     let (plain, eight, four) = (per_token(&[]), per_token(&["--kv-bits", "8"]), per_token(&["--kv-bits", "4"]));
     assert!(four <= eight && eight <= plain, "{four} {eight} {plain}");
+    // A list says it for each layer; without any flag it is what models.toml says.
+    let list = place.path("list.json");
+    let list = list.to_str().unwrap();
+    let config: Value = serde_json::from_slice(&fs::read(Path::new(model).join("config.json")).unwrap()).unwrap();
+    let layers = config["num_hidden_layers"].as_u64().unwrap() as usize;
+    fs::write(list, json!(vec![json!({"bits": 8, "group": 64}); layers]).to_string()).unwrap();
+    assert_eq!(per_token(&["--kv-config", list, "--kv-group", "64"]), eight);
+    let mine = place.put("llama_wide-q4g128", "Mine");
+    fs::write(place.home().join("models.toml"), "[Mine]\nkv_bits = 4\ncontext = 99\n").unwrap();
+    let own = place.run(&["fit", "Mine", "--json"]).exits(0).json();
+    assert_eq!((&own["kv_bytes_per_token"], &own["context"]), (&json!(four), &json!(99)), "{own}");
+    fs::write(list, "[null, {\"bits\": 5}]").unwrap();
+    let refusal = place.run(&["fit", mine.to_str().unwrap(), "--kv-config", list]).exits(3).err;
+    assert!(refusal.contains("list.json") && refusal.contains("layer 1") && refusal.contains("found 5"), "{refusal}");
+    let both = place.run(&["fit", "Mine", "--kv-config", list, "--kv-bits", "8"]).exits(2).err;
+    assert!(both.contains("cannot be used with"), "{both}");
     let fit = place.run(&["fit", model, "--json", "--skus", "--memory-budget", "8GB"]).exits(0).json();
     let skus = fit["skus"].as_array().unwrap();
     assert!(skus.len() > 40);

@@ -133,9 +133,9 @@ pub struct FitArgs {
     /// GPU may hold]
     #[arg(long, env = "HEARTH_MEMORY_BUDGET", value_name = "SIZE", value_parser = budget)]
     pub memory_budget: Option<u64>,
-    /// Keep keys and values in 4 or 8 bits [default: as computed]
-    #[arg(long, value_name = "BITS", value_parser = ["4", "8"])]
-    pub kv_bits: Option<String>,
+    /// How keys and values are kept
+    #[command(flatten)]
+    pub kv: KvArgs,
     /// Show on which Macs it would run
     #[arg(long)]
     pub skus: bool,
@@ -156,12 +156,26 @@ pub struct BenchArgs {
     /// Tokens to generate in each run [default: what takes about 8 seconds, 64 at most]
     #[arg(long, value_name = "N", value_parser = count(2, 1 << 20))]
     pub decode: Option<u32>,
-    /// Keep keys and values in 4 or 8 bits [default: as computed]
-    #[arg(long, value_name = "BITS", value_parser = ["4", "8"])]
-    pub kv_bits: Option<String>,
+    /// How keys and values are kept
+    #[command(flatten)]
+    pub kv: KvArgs,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// How keys and values are kept.
+#[derive(Debug, Clone, Default, Args)]
+pub struct KvArgs {
+    /// Keep keys and values in 4 or 8 bits: less memory for each token, a little less exact [default: as computed]
+    #[arg(long, value_name = "BITS", value_parser = ["4", "8"])]
+    pub kv_bits: Option<String>,
+    /// Elements that share a scale: 64, and nothing else for now
+    #[arg(long, value_name = "N", value_parser = ["64"])]
+    pub kv_group: Option<String>,
+    /// A JSON list with an entry for each layer, null or {"bits": 8}, in place of one number for all
+    #[arg(long, value_name = "FILE", conflicts_with = "kv_bits")]
+    pub kv_config: Option<PathBuf>,
 }
 
 /// `hearth preflight`.
@@ -305,9 +319,9 @@ pub struct CacheFlags {
     /// Seconds until what nobody uses moves from memory to disk
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = count(1, 1 << 30))]
     pub cache_idle: u32,
-    /// Keep keys and values in 4 or 8 bits: less memory for each token, a little less exact [default: as computed]
-    #[arg(long, value_name = "BITS", value_parser = ["4", "8"])]
-    pub kv_bits: Option<String>,
+    /// How keys and values are kept
+    #[command(flatten)]
+    pub kv: KvArgs,
 }
 
 /// `hearth run`.

@@ -3,14 +3,17 @@
 use crate::failure::Failure;
 pub use hearth_host::words::{ago, counted, duration, size};
 use serde::Serialize;
-use std::io::{self, Write};
+use std::borrow::Cow;
+use std::io::{self, IsTerminal, Write};
 
-/// Prints to standard output. A reader that went away (`hearth ls | head -1`) is not an error: the rest is dropped.
+/// Prints to standard output; what a terminal would obey is made visible there, and left as it is in a file or a pipe. A
+/// reader that went away (`hearth ls | head -1`) is not an error: the rest is dropped.
 ///
 /// # Errors
 /// When standard output cannot be written for another reason, such as a full disk.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
+    let text = if out.is_terminal() { Cow::Owned(harmless(text, true)) } else { Cow::Borrowed(text) };
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
             Err(Failure::no(format!("cannot write to standard output: {e}")))
@@ -36,10 +39,17 @@ pub fn json(value: &impl Serialize) -> Result<(), Failure> {
     line(&text)
 }
 
+/// Says a line on standard error, harmless to a terminal. Takes what `format!` takes.
+macro_rules! say {
+    ($($arg:tt)*) => { eprintln!("{}", $crate::output::harmless(&format!($($arg)*), true)) };
+}
+pub(crate) use say;
+
 /// Text with what would move a terminal's cursor, or recolour it, made visible: names of folders and models are anybody's.
+/// With `lines` it may have several, and tabs.
 pub fn harmless(text: &str, lines: bool) -> String {
-    let shown = |c: char| if c.is_control() && !(lines && c == '\n') { char::REPLACEMENT_CHARACTER } else { c };
-    text.chars().map(shown).collect()
+    let stays = |c: char| !c.is_control() || (lines && (c == '\n' || c == '\t'));
+    text.chars().map(|c| if stays(c) { c } else { char::REPLACEMENT_CHARACTER }).collect()
 }
 
 /// Lines with aligned columns: `right` says which ones are numbers.
@@ -77,7 +87,7 @@ mod tests {
     fn names_do_not_move_the_terminal() {
         let rows = vec![vec!["a\x1b[2Jb\nc".into()]];
         assert_eq!(table(&["NAME"], &[false], &rows), "NAME\na\u{fffd}[2Jb\u{fffd}c\n");
-        assert_eq!(harmless("two\nlines\r", true), "two\nlines\u{fffd}");
+        assert_eq!(harmless("two\nlines\r\ttab", true), "two\nlines\u{fffd}\ttab");
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod qwen3_5;
 mod tests;
 
 use crate::error::CoreError;
+use crate::files::ordinary;
 use crate::layout::{CacheLayout, LayerLayout};
 use crate::quantization::QuantizationConfig;
 use crate::rope::Rope;
@@ -409,8 +410,7 @@ impl ModelConfig {
 /// # Errors
 /// [`CoreError::Missing`], [`CoreError::Invalid`] where what is there is no file, or [`CoreError::Io`].
 pub fn read_file(file: &Path, expected: &str) -> Result<Vec<u8>, CoreError> {
-    // Opening a pipe would wait for somebody who writes.
-    if std::fs::metadata(file).is_ok_and(|meta| !meta.is_file()) {
+    if ordinary(file).is_err() {
         let (what, found) = ("what is there".into(), "something else".into());
         return Err(CoreError::Invalid { file: file.to_owned(), what, expected: "a file".into(), found });
     }

@@ -13,6 +13,7 @@ pub mod config;
 pub mod detokenizer;
 pub mod error;
 pub mod event;
+pub mod files;
 pub mod fit;
 pub mod kv_policy;
 pub mod layout;

@@ -4,6 +4,7 @@ use super::*;
 use crate::disk::{Strip, Whole};
 use crate::loader::{self, LoadOptions, Loaded};
 use crate::step::{Segment, Step};
+use hearth_core::kv_policy::Asked;
 use proptest::prelude::*;
 use std::ops::Range;
 use std::path::Path;
@@ -217,7 +218,7 @@ fn check(model: &Loaded, tolerance: f32, acts: Vec<Act>) -> std::result::Result<
 
 fn run(name: &str, kv_bits: Option<u8>, tolerance: f32, cases: u32) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens").join(name);
-    let options = LoadOptions { kv_bits, ..LoadOptions::default() };
+    let options = LoadOptions { kv: Asked::bits(kv_bits), ..LoadOptions::default() };
     let model = loader::load(&dir, name, options, &mut |_| {}).unwrap();
     assert_eq!(model.kv_bits.iter().any(Option::is_some), kv_bits.is_some(), "{name}");
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {

@@ -20,8 +20,10 @@ const LEAST_CHUNK: u64 = 64;
 
 /// What things cost with the loaded model, in bytes.
 pub trait Costs {
-    /// Keys, values and states with room for so many tokens.
+    /// Keys, values and states with room for so many tokens, at the most on the way there.
     fn row(&self, tokens: u64) -> u64;
+    /// The same of a row whose keys and values are quantized already, where they are to be.
+    fn settled(&self, tokens: u64) -> u64;
     /// What a chunk of a prompt holds for a moment, in rows of up to `context` tokens.
     fn chunk(&self, chunk: u64, context: u64) -> u64;
     /// What one token for each of `rows` rows of up to `context` tokens holds for a moment.
@@ -38,6 +40,8 @@ struct Held {
     bytes: u64,
     /// Whether its prompt is complete.
     decodes: bool,
+    /// Whether its keys and values are quantized.
+    settled: bool,
 }
 
 /// What a request would take, and what it could have.
@@ -88,13 +92,20 @@ impl Rooms {
     /// Reserves a row's prompt of so many tokens, and its first step.
     pub fn take(&mut self, id: u64, prompt: u64, costs: &impl Costs) {
         let tokens = prompt + 1;
-        self.rows.insert(id, Held { tokens, bytes: costs.row(room_for(tokens)), decodes: false });
+        self.rows.insert(id, Held { tokens, bytes: costs.row(room_for(tokens)), decodes: false, settled: false });
     }
 
     /// A row's prompt is complete.
     pub fn decodes(&mut self, id: u64) {
         if let Some(held) = self.rows.get_mut(&id) {
             held.decodes = true;
+        }
+    }
+
+    /// A row's keys and values are quantized now.
+    pub fn settle(&mut self, id: u64, costs: &impl Costs) {
+        if let Some(held) = self.rows.get_mut(&id) {
+            (held.settled, held.bytes) = (true, costs.settled(room_for(held.tokens)));
         }
     }
 
@@ -122,7 +133,8 @@ impl Rooms {
     pub fn grow(&mut self, id: u64, tokens: u64, costs: &impl Costs) {
         if let Some(held) = self.rows.get_mut(&id) {
             held.tokens = tokens.max(held.tokens);
-            held.bytes = costs.row(room_for(held.tokens));
+            let room = room_for(held.tokens);
+            held.bytes = if held.settled { costs.settled(room) } else { costs.row(room) };
         }
     }
 

@@ -2,13 +2,16 @@
 
 use super::*;
 use crate::scheduler::{Limits, Scheduler};
+use hearth_core::kv_policy::FROM;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 /// Costs of a model that is not there.
 #[derive(Debug, Clone, Copy)]
 struct Toy {
+    /// A token's floats, and the same quantized.
     token: u64,
+    packed: u64,
     state: u64,
     chunk: u64,
     score: u64,
@@ -17,7 +20,10 @@ struct Toy {
 
 impl Costs for Toy {
     fn row(&self, tokens: u64) -> u64 {
-        self.state + self.token * tokens
+        self.state + (self.packed * tokens).max(self.token * tokens.min(FROM as u64))
+    }
+    fn settled(&self, tokens: u64) -> u64 {
+        self.state + self.packed * tokens
     }
     fn chunk(&self, chunk: u64, context: u64) -> u64 {
         self.chunk * chunk + self.score * context
@@ -54,7 +60,7 @@ fn request() -> impl Strategy<Value = Request> {
 
 #[test]
 fn a_long_answer_costs_nothing_before_it_is_written() {
-    let toy = Toy { token: 10, state: 0, chunk: 1, score: 0, allocator: 0 };
+    let toy = Toy { token: 10, packed: 10, state: 0, chunk: 1, score: 0, allocator: 0 };
     let ledger = Ledger { budget: 100_000, ..Ledger::default() };
     let asked = Rooms::new(MOST_CHUNK).asked(30, &ledger, 0, &toy);
     // 64 tokens of room for a prompt of 30, and a chunk of as many tokens as it has.
@@ -63,7 +69,7 @@ fn a_long_answer_costs_nothing_before_it_is_written() {
 
 #[test]
 fn alone_up_to_the_budget_and_in_company_up_to_the_hard_mark() {
-    let toy = Toy { token: 10, state: 0, chunk: 0, score: 0, allocator: 0 };
+    let toy = Toy { token: 10, packed: 10, state: 0, chunk: 0, score: 0, allocator: 0 };
     let ledger = Ledger { budget: 10_000, weights: 1000, reserve: 1000, ..Ledger::default() };
     let mut rooms = Rooms::new(MOST_CHUNK);
     assert_eq!(rooms.asked(10, &ledger, 9999, &toy).free, 8000, "what is measured does not keep a lone request out");
@@ -74,6 +80,18 @@ fn alone_up_to_the_budget_and_in_company_up_to_the_hard_mark() {
     assert_eq!((rooms.bytes(), rooms.must_grow(1, 128), rooms.must_grow(1, 129)), (1280, false, true));
 }
 
+#[test]
+fn a_row_that_is_quantized_costs_no_more_than_that() {
+    let toy = Toy { token: 40, packed: 10, state: 5, chunk: 0, score: 0, allocator: 0 };
+    let mut rooms = Rooms::new(MOST_CHUNK);
+    rooms.take(1, 300, &toy);
+    assert_eq!(rooms.bytes(), 5 + 40 * 256, "until then it is floats");
+    rooms.settle(1, &toy);
+    assert_eq!(rooms.bytes(), 5 + 10 * room_for(301));
+    rooms.grow(1, 1000, &toy);
+    assert_eq!(rooms.bytes(), 5 + 10 * room_for(1000));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
@@ -82,8 +100,8 @@ proptest! {
     #[test]
     fn everybody_is_served_within_the_budget(
         requests in proptest::collection::vec(request(), 1..24),
-        toy in (1u64..20, 0u64..5000, 0u64..30, 0u64..4, 0u64..2000)
-            .prop_map(|(token, state, chunk, score, allocator)| Toy { token, state, chunk, score, allocator }),
+        toy in (1u64..20, 1u64..20, 0u64..5000, 0u64..30, 0u64..4, 0u64..2000)
+            .prop_map(|(token, packed, state, chunk, score, allocator)| Toy { token, packed: packed.min(token), state, chunk, score, allocator }),
         spare in 0u64..40_000, fixed in 0u64..10_000, max_rows in 1usize..6,
     ) {
         // The largest fits alone; how much more there is varies.
@@ -155,10 +173,16 @@ proptest! {
             for (id, n) in plan.prefill {
                 if scheduler.prefilled(id, n) {
                     rooms.decodes(id);
+                    if length(id, &generated) >= FROM as u64 {
+                        rooms.settle(id, &toy);
+                    }
                 }
             }
             for id in plan.decode {
                 generated[id as usize] += 1;
+                if length(id, &generated) == FROM as u64 {
+                    rooms.settle(id, &toy);
+                }
                 if generated[id as usize] == requests[id as usize].tokens {
                     scheduler.remove(id);
                     rooms.release(id);

@@ -5,7 +5,7 @@ use crate::rooms::Costs;
 use hearth_core::EngineError;
 use hearth_core::fit::memory::{Sizing, Terms};
 use hearth_core::fit::{Device as FitDevice, Machine};
-use hearth_core::kv_policy::KvPolicy;
+use hearth_core::kv_policy::{Asked, KvPolicy};
 use hearth_library::headers;
 use hearth_library::learned::{Log, key_of};
 use hearth_machine::chips;
@@ -44,12 +44,12 @@ impl Sizes {
         id: &str,
         dir: &Path,
         machine: &Machine,
-        kv_bits: Option<u8>,
+        kv: &Asked,
         chunk: usize,
         log: Option<&Log>,
     ) -> Option<Self> {
         let (model, _) = headers::model(dir).ok()?;
-        let kv = KvPolicy::for_model(dir, model.shape.layers, kv_bits).ok()?;
+        let kv = KvPolicy::for_model(dir, model.shape.layers, kv).ok()?;
         let sizing = Sizing::new(&model, machine, &kv);
         let key = || key_of(id, dir, machine.device, &kv, &hearth_mlx::version()).ok();
         let learned = log.and_then(|log| Some(log.of_key(&key()?, sizing.weights())));
@@ -135,6 +135,10 @@ impl Sizes {
 impl Costs for Sizes {
     fn row(&self, tokens: u64) -> u64 {
         self.sizing.kv_bytes(tokens)
+    }
+
+    fn settled(&self, tokens: u64) -> u64 {
+        self.sizing.settled_bytes(tokens)
     }
 
     fn chunk(&self, chunk: u64, context: u64) -> u64 {

@@ -5,7 +5,7 @@
 
 use hearth_core::fit::learned::{MemoryRun, Record};
 use hearth_core::fit::memory::Sizing;
-use hearth_core::kv_policy::KvPolicy;
+use hearth_core::kv_policy::{Asked, KvPolicy};
 use hearth_core::stats::{GuardLevel, LedgerStats, PressureLevel, Stats};
 use hearth_core::{Backend, EngineError, Event, FinishReason, GenerateRequest, Generation, Limits, ServedModel};
 use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions, MemoryOptions};
@@ -171,7 +171,7 @@ fn what_was_learned_raises_what_a_context_takes() {
     let log = Log::of(&home);
     let folder = golden("llama-f32");
     let (model, _) = headers::model(&folder).unwrap();
-    let kv = KvPolicy::for_model(&folder, model.shape.layers, None).unwrap();
+    let kv = KvPolicy::for_model(&folder, model.shape.layers, &Asked::default()).unwrap();
     let here = chips::here();
     let weights = Sizing::new(&model, &here, &kv).weights();
     let key = key_of("llama-f32", &folder, here.device, &kv, &hearth_mlx::version()).unwrap();

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test may fail
 
+use hearth_core::kv_policy::Asked;
 use hearth_core::stats::{RamCacheStats, SsdCacheStats, SsdState};
 use hearth_core::{Backend, Event, GenerateRequest, Generation, Limits, ServedModel};
 use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions, MemoryOptions};
@@ -175,7 +176,7 @@ fn a_restart_goes_on_from_disk() {
         [("llama-f32", None), ("lfm2-f32", None), ("gemma3_text-q4", Some(8)), ("qwen3_5-f32", Some(4))]
     {
         let dir = tempfile::tempdir().unwrap();
-        let options = CacheOptions { kv_bits, ..on_disk(dir.path()) };
+        let options = CacheOptions { kv: Asked::bits(kv_bits), ..on_disk(dir.path()) };
         let (engine, model) = start(options.clone(), name);
         let mut history = prompt(600);
         let (ids, _) = ask(&engine, &model, &history, 5);
@@ -193,7 +194,8 @@ fn a_restart_goes_on_from_disk() {
         assert_eq!(ask(&engine, &model, &history, 5).0, second, "{name}: from memory now");
         engine.shutdown();
         // Another policy for keys and values, or another model, sees nothing of it.
-        let other = CacheOptions { kv_bits: if kv_bits == Some(8) { None } else { Some(8) }, ..options.clone() };
+        let other =
+            CacheOptions { kv: Asked::bits(if kv_bits == Some(8) { None } else { Some(8) }), ..options.clone() };
         if name != "llama-f32" {
             let (engine, model) = start(other, name);
             assert_eq!(ask(&engine, &model, &history, 1).1, 0, "{name}");

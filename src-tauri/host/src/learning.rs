@@ -4,7 +4,7 @@
 use hearth_core::Backend;
 use hearth_core::fit::learned::{Key, MemoryRun, Record};
 use hearth_core::fit::memory::Sizing;
-use hearth_core::kv_policy::KvPolicy;
+use hearth_core::kv_policy::{Asked, KvPolicy};
 use hearth_core::stats::{Health, Stats};
 use hearth_engine::EngineHandle;
 use hearth_library::home::{Home, now};
@@ -27,9 +27,9 @@ impl Known {
     ///
     /// # Errors
     /// When its config or headers cannot be read.
-    pub fn of(id: &str, dir: &Path, kv_bits: Option<u8>) -> Result<Self, LibraryError> {
+    pub fn of(id: &str, dir: &Path, kv: &Asked) -> Result<Self, LibraryError> {
         let (model, _) = headers::model(dir)?;
-        let kv = KvPolicy::for_model(dir, model.shape.layers, kv_bits)?;
+        let kv = KvPolicy::for_model(dir, model.shape.layers, kv)?;
         let here = chips::here();
         let key = key_of(id, dir, here.device, &kv, &hearth_mlx::version())?;
         Ok(Known { key, sizing: Sizing::new(&model, &here, &kv) })
@@ -75,7 +75,6 @@ struct Busy {
 /// Looks at a server's figures, and writes down what they teach.
 pub struct Learner {
     log: Log,
-    kv_bits: Option<u8>,
     chunk: u64,
     model: Option<(String, Option<Known>)>,
     /// The figures when nothing ran.
@@ -85,8 +84,8 @@ pub struct Learner {
 
 impl Learner {
     /// A learner for this home; `chunk` is the longest prefill chunk in tokens.
-    pub fn new(home: &Home, kv_bits: Option<u8>, chunk: u64) -> Self {
-        Learner { log: Log::of(home), kv_bits, chunk, model: None, idle: None, busy: None }
+    pub fn new(home: &Home, chunk: u64) -> Self {
+        Learner { log: Log::of(home), chunk, model: None, idle: None, busy: None }
     }
 
     /// Looks once. To be called several times a second.
@@ -96,7 +95,7 @@ impl Learner {
             return;
         };
         if self.model.as_ref().is_none_or(|(known, _)| known != id) {
-            let known = folder(engine).and_then(|dir| Known::of(id, &dir, self.kv_bits).ok());
+            let known = folder(engine).and_then(|dir| Known::of(id, &dir, &engine.kv_of(id)).ok());
             self.model = Some((id.clone(), known));
             (self.idle, self.busy) = (None, None);
         }
@@ -184,9 +183,9 @@ mod tests {
 
     fn learner() -> (tempfile::TempDir, Learner) {
         let dir = tempfile::tempdir().unwrap();
-        let mut learner = Learner::new(&Home::at(dir.path()), None, 2048);
+        let mut learner = Learner::new(&Home::at(dir.path()), 2048);
         let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens/llama-q4");
-        learner.model = Some(("m".into(), Some(Known::of("m", &model, None).unwrap())));
+        learner.model = Some(("m".into(), Some(Known::of("m", &model, &Asked::default()).unwrap())));
         (dir, learner)
     }
 

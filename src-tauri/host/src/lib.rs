@@ -19,7 +19,7 @@ pub use saving::{Saved, has_to_be_saved};
 
 use ending::Ending;
 use hearth_core::{Backend, EngineError, ServedModel};
-use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions};
+use hearth_engine::{Engine, EngineHandle, EngineOptions};
 use hearth_library::LibraryError;
 use hearth_library::home::{Home, HomeLock, ServerRecord, now};
 use hearth_library::scan::{ModelEntry, Source};
@@ -143,11 +143,11 @@ impl Listening {
     /// # Errors
     /// [`HostError::Engine`], and [`HostError::Io`] when no thread can be made.
     pub fn start(self, options: EngineOptions) -> Result<Host, HostError> {
-        let EngineOptions { prefill_chunk, cache: CacheOptions { kv_bits, .. }, .. } = options;
+        let prefill_chunk = options.prefill_chunk;
         let engine = Engine::start(options)?;
         let Listening { home, lock, bound, record, ending } = self;
         let recorder = Recorder::new(&home);
-        let mut learner = Learner::new(&home, kv_bits, prefill_chunk as u64);
+        let mut learner = Learner::new(&home, prefill_chunk as u64);
         let last_used = Arc::new(LastUsed::new(&home));
         let look = {
             let (engine, last_used) = (engine.clone(), last_used.clone());

@@ -1,6 +1,7 @@
 //! The layout of the Hugging Face cache, as its Python clients read and write it: contents once each in `blobs`, named by their hash;
 //! a folder of links for each commit in `snapshots`; what a branch stood for in `refs`.
 
+use hearth_core::files::read_text;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, ErrorKind, Write};
@@ -116,7 +117,7 @@ impl RepoFolder {
 
     /// The branches and tags that stand for `commit`, as paths of their files.
     pub fn refs_to(&self, commit: &str) -> Vec<PathBuf> {
-        let to = |path: &PathBuf| fs::read_to_string(path).is_ok_and(|text| text.trim() == commit);
+        let to = |path: &PathBuf| read_text(path).is_ok_and(|text| text.trim() == commit);
         files_below(&self.path().join("refs")).into_iter().filter(to).collect()
     }
 

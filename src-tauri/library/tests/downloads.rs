@@ -1,6 +1,7 @@
 //! Downloads against a hub with faults: every one ends in the right state with its sentence, and nothing unverified is left.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Helpers of tests, outside of `#[test]`.
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -70,6 +71,21 @@ impl World {
         let Ok(entries) = std::fs::read_dir(self.repo().join("blobs")) else { return Vec::new() };
         entries.map(|e| e.unwrap().file_name().into_string().unwrap()).filter(|n| n.contains('.')).collect()
     }
+}
+
+/// The address of something that answers three requests with a page, as what stands before a hub may.
+fn page() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for mut socket in listener.incoming().take(3).flatten() {
+            let mut asked = BufReader::new(socket.try_clone().unwrap()).lines();
+            while asked.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
+            let page = "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 15\r\nconnection: close\r\n\r\n<p>Sign in.</p>";
+            let _ = socket.write_all(page.as_bytes());
+        }
+    });
+    format!("http://{address}")
 }
 
 fn add(hub: &Hub, repo: &str, bytes: usize, seed: u8) -> String {
@@ -280,6 +296,19 @@ fn a_hub_that_is_away_is_an_error_at_once_and_the_rest_works() {
     let again = end(&manager, &again.id);
     assert_eq!((again.state, again.bytes), (DownloadState::Done, again.total), "{again:?}");
     assert!(again.message.unwrap().ends_with("the model that is here stays as it is"));
+    // Nor where a page comes in place of the answer, or somebody stops waiting for a busy hub.
+    let manager = world.manager_with(None, |hub, _| hub.endpoint = page());
+    let again = manager.start(REPO, None).unwrap();
+    let again = end(&manager, &again.id);
+    assert_eq!(again.state, DownloadState::Done, "{again:?}");
+    world.hub.fault("/revision/", Fault::Busy(60), 10);
+    let manager = world.manager();
+    let again = manager.start(REPO, None).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    manager.pause(&again.id).unwrap();
+    let again = end(&manager, &again.id);
+    assert_eq!((again.state, again.bytes), (DownloadState::Done, again.total), "{again:?}");
+    world.hub.calm();
     // One that takes the connection and says nothing.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap();

@@ -3,6 +3,7 @@
 
 use crate::config::Learning;
 use crate::error::ServerError;
+use crate::settings::ModelsFile;
 use crate::state::AppState;
 use axum::Json;
 use axum::extract::{RawQuery, State};
@@ -10,7 +11,8 @@ use hearth_core::EngineError;
 use hearth_core::fit::learned::Learned;
 use hearth_core::fit::memory::Sizing;
 use hearth_core::fit::{self, Ask, MOST_CONTEXT, Machine, Report};
-use hearth_core::kv_policy::KvPolicy;
+use hearth_core::kv_policy::{Asked, KvPolicy};
+use hearth_core::model_settings::ModelSettings;
 use hearth_library::learned::key_of;
 use hearth_library::{LibraryError, headers, scan};
 use hearth_machine::chips;
@@ -37,6 +39,7 @@ pub(crate) async fn fit(State(state): State<AppState>, RawQuery(query): RawQuery
         None => Some(state.backend().resolve(None).await?),
     };
     let (places, learning) = (state.config().places.clone(), state.config().learning.clone());
+    let models = state.config().models_toml.clone();
     let asked = state.clone();
     let work = move || {
         let (id, path) = match (&query.model, loaded) {
@@ -47,7 +50,8 @@ pub(crate) async fn fit(State(state): State<AppState>, RawQuery(query): RawQuery
             (None, Some(model)) => (model.id.clone(), model.path.clone()),
             (None, None) => (String::new(), PathBuf::new()),
         };
-        report(&id, &path, &query, asked.machine(), learning.as_ref())
+        let own = models.and_then(|file| ModelsFile::open(&file).models.remove(&id)).unwrap_or_default();
+        report(&id, &path, &query, &own, asked.machine(), learning.as_ref())
     };
     state.prepare(work).await.map(Json)
 }
@@ -56,11 +60,13 @@ fn report(
     id: &str,
     path: &Path,
     query: &Query,
+    own: &ModelSettings,
     here: Machine,
     learning: Option<&Learning>,
 ) -> Result<Report, ServerError> {
     let (model, _) = headers::model(path).map_err(refused)?;
-    let kv = KvPolicy::for_model(path, model.shape.layers, query.kv_bits).map_err(|e| refused(e.into()))?;
+    let asked = Asked::bits(query.kv_bits.or(own.kv_bits));
+    let kv = KvPolicy::for_model(path, model.shape.layers, &asked).map_err(|e| refused(e.into()))?;
     let learned = match learning {
         Some(Learning { log, mlx }) => {
             let key = key_of(id, path, here.device, &kv, mlx).map_err(refused)?;
@@ -68,7 +74,8 @@ fn report(
         }
         None => Learned::default(),
     };
-    let ask = Ask { context: query.context, budget: query.memory_budget, kv, learned };
+    let context = query.context.or(own.context.map(|tokens| tokens as u64));
+    let ask = Ask { context, budget: query.memory_budget, kv, learned };
     let skus = query.skus.then(chips::skus);
     Ok(fit::report(id, path, &model, &here, &ask, skus.as_deref()))
 }

@@ -10,6 +10,7 @@ pub use models::ModelsFile;
 pub(crate) use routes::{read, write};
 pub use spec::{Kind, SPECS, Spec};
 
+use hearth_core::files::read_text;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -134,12 +135,8 @@ impl Settings {
     /// When it cannot be read, is no TOML, or has a value that a setting does not take. Unknown names are left alone:
     /// they may be a newer Hearth's.
     pub fn open(path: &Path) -> Result<Self, SettingsError> {
-        let text = match std::fs::read_to_string(path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-            other => other.map_err(|e| io(path, &e))?,
-        };
-        let file = Document::parse(text.as_str())
-            .map_err(|e| SettingsError::Syntax { path: path.into(), message: e.to_string() })?;
+        let text = text_of(path)?;
+        let file = parse(path, &text)?;
         for spec in SPECS {
             if let Some(item) = file.get(spec.name) {
                 let line = line_of(&text, item.span());
@@ -227,12 +224,14 @@ impl Settings {
     /// Checks values without changing anything; null takes a setting back to its default.
     ///
     /// # Errors
-    /// The first name or value that is not one.
+    /// The first name or value that is not one, and a file that could not take them.
     pub fn check(&self, values: &BTreeMap<String, Value>) -> Result<(), SettingsError> {
-        values.iter().try_for_each(|(name, value)| spec::named(name)?.check(value))
+        values.iter().try_for_each(|(name, value)| spec::named(name)?.check(value))?;
+        self.on_disk().map(|_| ())
     }
 
-    /// Changes settings and writes the file.
+    /// Changes settings and writes the file. What a person wrote there since the start stays in it, and holds from the
+    /// next start on.
     ///
     /// # Errors
     /// As [`Settings::check`], and when the file cannot be written: then nothing is changed.
@@ -240,11 +239,14 @@ impl Settings {
         self.check(values)?;
         let mut state = self.state();
         let mut file = state.file.clone();
+        let mut disk = self.on_disk()?;
         for (name, value) in values {
-            put(&mut file, spec::named(name)?, value);
+            let spec = spec::named(name)?;
+            put(&mut file, spec, value);
+            disk.iter_mut().for_each(|disk| put(disk, spec, value));
         }
-        if let Some(path) = &self.0.path {
-            write_private(path, &file.to_string()).map_err(|e| io(path, &e))?;
+        if let (Some(path), Some(disk)) = (&self.0.path, disk) {
+            write_private(path, &disk.to_string()).map_err(|e| io(path, &e))?;
         }
         state.file = file;
         for (name, value) in values {
@@ -253,6 +255,14 @@ impl Settings {
             }
         }
         Ok(())
+    }
+}
+
+impl Settings {
+    /// The file as it is now, where there is one to keep.
+    fn on_disk(&self) -> Result<Option<DocumentMut>, SettingsError> {
+        let read = |path: &PathBuf| Ok(parse(path, &text_of(path)?)?.into_mut());
+        self.0.path.as_ref().map(read).transpose()
     }
 }
 
@@ -315,6 +325,18 @@ fn line_of(text: &str, span: Option<std::ops::Range<usize>>) -> usize {
     text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
+/// The text of a file of settings; none is an empty one.
+fn text_of(path: &Path) -> Result<String, SettingsError> {
+    match read_text(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+        other => other.map_err(|e| io(path, &e)),
+    }
+}
+
+fn parse<'a>(path: &Path, text: &'a str) -> Result<Document<&'a str>, SettingsError> {
+    Document::parse(text).map_err(|e| SettingsError::Syntax { path: path.into(), message: e.to_string() })
+}
+
 fn io(path: &Path, e: &std::io::Error) -> SettingsError {
     SettingsError::Io { path: path.into(), message: e.to_string() }
 }
@@ -350,6 +372,30 @@ mod tests {
         assert_eq!(again.all()["cache_ram"].from, Origin::Default);
         use std::os::unix::fs::PermissionsExt;
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn what_a_person_writes_while_it_runs_stays_in_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("settings.toml");
+        std::fs::write(&path, "max_rows = 4\n").unwrap();
+        let settings = Settings::open(&path).unwrap();
+        std::fs::write(&path, "# mine\nmax_rows = 2\ncontext = 2048\n").unwrap();
+        settings.set(&values(&[("cache_ram", json!(0))])).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "# mine\nmax_rows = 2\ncontext = 2048\ncache_ram = 0\n");
+        assert_eq!(
+            (settings.number("max_rows"), settings.number("context")),
+            (Some(4), None),
+            "what runs goes by these"
+        );
+        std::fs::write(&path, "max_rows = \n").unwrap();
+        let refusal = settings.set(&values(&[("context", json!(512))])).unwrap_err().to_string();
+        assert!(refusal.contains("settings.toml: ") && settings.number("context").is_none(), "{refusal}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "max_rows = \n");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        let refusal = Settings::open(&path).unwrap_err().to_string();
+        assert!(refusal.ends_with("settings.toml: it must be a file; it is something else"), "{refusal}");
     }
 
     #[test]

@@ -2,9 +2,10 @@
 //! this process. What it finds is kept, and `hearth fit` predicts with it from then on.
 
 use crate::args::BenchArgs;
+use crate::commands::preferences::{kv, settings_of};
 use crate::commands::{local, model, running};
 use crate::failure::Failure;
-use crate::output::{self, size};
+use crate::output::{self, say, size};
 use hearth_core::fit::learned::{MemoryRun, Record, SpeedRun};
 use hearth_core::stats::Health;
 use hearth_core::{Backend, Event, Finish, GenerateRequest, ServedModel};
@@ -80,22 +81,22 @@ pub async fn run(args: BenchArgs, home: &Home) -> Result<(), Failure> {
     let Some(entry) = model::pick(Some(&args.model), home)? else {
         return Err(Failure::unusable(format!("there is no model {}", args.model)));
     };
-    let kv_bits = args.kv_bits.as_deref().and_then(|bits| bits.parse().ok());
-    let known = Known::of(&entry.id, &entry.path, kv_bits)?;
+    let kv = kv(&args.kv)?.or_bits(settings_of(&entry.id, home).kv_bits);
+    let known = Known::of(&entry.id, &entry.path, &kv)?;
     home.prepare()?;
     let disturbances = tokio::task::spawn_blocking(|| preflight::run(&[], &[]).problems).await.unwrap_or_default();
     for problem in &disturbances {
-        eprintln!("note: {problem}");
+        say!("note: {problem}");
     }
     let engine = Engine::start(EngineOptions {
         max_rows: ROWS,
         prefill_chunk: CHUNK as usize,
         // Nothing may be found that was computed before.
-        cache: CacheOptions { ram: 0, ssd: 0, kv_bits, ..CacheOptions::default() },
+        cache: CacheOptions { ram: 0, ssd: 0, kv, ..CacheOptions::default() },
         ..EngineOptions::default()
     })?;
     let result = async {
-        eprintln!("loading {}", entry.id);
+        say!("loading {}", entry.id);
         let began = Instant::now();
         let model = model::load(&engine, &entry).await?;
         let load_s = engine.stats().model.map_or_else(|| began.elapsed().as_secs_f64(), |m| m.load_s);

@@ -3,7 +3,7 @@
 use crate::args::ConvertArgs;
 use crate::commands::model;
 use crate::failure::Failure;
-use crate::output;
+use crate::output::{self, say};
 use hearth_engine::convert;
 use hearth_library::home::Home;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -47,7 +47,7 @@ pub fn run(args: &ConvertArgs, home: &Home) -> Result<(), Failure> {
             "mode": scheme.mode.name(), "bits": scheme.bits, "group_size": scheme.group_size,
         }));
     }
-    eprintln!(
+    say!(
         "converted {}: {} matrices to {} in groups of {}, {} instead of {}",
         entry.id,
         report.quantized,

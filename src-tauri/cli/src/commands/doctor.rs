@@ -7,10 +7,11 @@ use crate::commands::preferences::places;
 use crate::failure::Failure;
 use crate::output::{self, size};
 use crate::system;
+use hearth_core::model_settings::stands_for;
 use hearth_host::unclean;
 use hearth_library::home::Home;
 use hearth_library::marker;
-use hearth_library::scan::{ModelEntry, scan};
+use hearth_library::scan::{ModelEntry, fitting, scan};
 use hearth_server::settings::{ModelsFile, Settings};
 use serde::Serialize;
 use serde_json::json;
@@ -140,13 +141,35 @@ fn settings(home: &Home) -> Check {
     let read = Settings::open(&path).and_then(|settings| settings.required_key().map(|_| settings));
     let wrong = match read {
         Err(e) => return Check::fail("config", e.to_string(), "until then neither `hearth serve` nor the app starts"),
-        Ok(settings) => settings.ignored().into_iter().chain(ModelsFile::open(&home.models_toml()).problems),
+        Ok(settings) => {
+            let models = ModelsFile::open(&home.models_toml());
+            let nowhere = unmeant(home, &models);
+            settings.ignored().into_iter().chain(models.problems).chain(nowhere)
+        }
     };
     match wrong.reduce(|all, one| format!("{all}; {one}")) {
         Some(wrong) => Check::warn("config", wrong, "correct the file"),
         None if path.exists() => Check::ok("config", format!("{} can be read", path.display())),
         None => Check::ok("config", "no settings.toml: the defaults hold"),
     }
+}
+
+/// Aliases that stand for what is not here, a sentence each. A server does not mind: the model may come later.
+fn unmeant(home: &Home, models: &ModelsFile) -> Vec<String> {
+    if models.aliases.is_empty() {
+        return Vec::new();
+    }
+    let ids: Vec<String> = scan(&places(home)).models.into_iter().map(|entry| entry.id).collect();
+    let nowhere = |alias: &&String| {
+        let meant = stands_for(&models.aliases, alias);
+        // In a circle: that is said already.
+        !models.aliases.contains_key(meant) && fitting(meant, ids.iter().map(String::as_str)).is_empty()
+    };
+    let sentence = |alias: &String| {
+        let (file, meant) = (home.models_toml(), stands_for(&models.aliases, alias));
+        format!("{}: the alias \"{alias}\" stands for {meant}, which is not on this computer", file.display())
+    };
+    models.aliases.keys().filter(nowhere).map(sentence).collect()
 }
 
 async fn port() -> Check {

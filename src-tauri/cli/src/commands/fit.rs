@@ -2,7 +2,7 @@
 
 use crate::args::FitArgs;
 use crate::commands::model::meant;
-use crate::commands::preferences::{machine, places};
+use crate::commands::preferences::{kv, machine, places, settings_of};
 use crate::failure::Failure;
 use crate::output::{self, size};
 use crate::sizes::exact;
@@ -23,8 +23,9 @@ use hearth_machine::chips;
 pub fn run(args: &FitArgs, home: &Home) -> Result<(), Failure> {
     let (id, path) = locate(&meant(&args.model, home), &places(home))?;
     let (model, _) = headers::model(&path)?;
-    let kv_bits = args.kv_bits.as_deref().and_then(|bits| bits.parse().ok());
-    let kv = KvPolicy::for_model(&path, model.shape.layers, kv_bits)?;
+    let own = settings_of(&id, home);
+    let asked = kv(&args.kv)?.or_bits(own.kv_bits);
+    let policy = KvPolicy::for_model(&path, model.shape.layers, &asked)?;
     let here = machine(home);
     let records = Log::of(home).read().unwrap_or_else(|e| {
         eprintln!("warning: what was measured here is left out: {e}");
@@ -34,9 +35,10 @@ pub fn run(args: &FitArgs, home: &Home) -> Result<(), Failure> {
         let lines = output::counted(records.skipped as u64, "line", "lines");
         eprintln!("warning: {}: {lines} that cannot be read, skipped", home.learned().display());
     }
-    let key = key_of(&id, &path, here.device, &kv, &hearth_mlx::version())?;
-    let learned = Learned::of(&records.list, &key, Sizing::new(&model, &here, &kv).weights());
-    let ask = Ask { context: args.context.map(u64::from), budget: args.memory_budget, kv, learned };
+    let key = key_of(&id, &path, here.device, &policy, &hearth_mlx::version())?;
+    let learned = Learned::of(&records.list, &key, Sizing::new(&model, &here, &policy).weights());
+    let context = args.context.map(u64::from).or(own.context.map(|tokens| tokens as u64));
+    let ask = Ask { context, budget: args.memory_budget, kv: policy, learned };
     let skus = args.skus.then(chips::skus);
     let report = fit::report(&id, &path, &model, &here, &ask, skus.as_deref());
     if args.json {

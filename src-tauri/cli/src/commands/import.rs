@@ -2,7 +2,7 @@
 
 use crate::args::ImportArgs;
 use crate::failure::Failure;
-use crate::output;
+use crate::output::{self, say};
 use hearth_library::gguf::import_gguf;
 use hearth_library::home::Home;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -40,7 +40,7 @@ pub fn run(args: &ImportArgs, home: &Home) -> Result<(), Failure> {
         }));
     }
     let name = report.name.as_deref().unwrap_or(&report.architecture);
-    eprintln!(
+    say!(
         "imported {name}: {} million parameters, {} layers, {} tokens of context, {}",
         report.parameters / 1_000_000,
         report.layers,

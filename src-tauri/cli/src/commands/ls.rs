@@ -3,7 +3,7 @@
 use crate::args::DataArgs;
 use crate::commands::preferences::{machine, places};
 use crate::failure::Failure;
-use crate::output;
+use crate::output::{self, say};
 use hearth_library::download::{Download, DownloadManager, DownloadState, ELSEWHERE};
 use hearth_library::home::Home;
 use hearth_library::scan::scan;
@@ -32,7 +32,7 @@ pub fn run(args: &DataArgs, home: &Home) -> Result<(), Failure> {
         );
     }
     for place in &found.away {
-        eprintln!("note: {} cannot be read now", place.display());
+        say!("note: {} cannot be read now", place.display());
     }
     if models.is_empty() && downloads.is_empty() && found.importable.is_empty() {
         eprintln!(

@@ -1,16 +1,19 @@
 //! What `hearth serve` takes from `settings.toml`: everything that no flag and no variable says; and what all commands do:
 //! where models are.
 
-use crate::args::ServeArgs;
+use crate::args::{KvArgs, ServeArgs};
 use crate::failure::Failure;
+use crate::output::say;
 use crate::sizes;
 use hearth_core::fit::{Allowance, Machine};
+use hearth_core::kv_policy::{Asked, LayerList};
+use hearth_core::model_settings::ModelSettings;
 use hearth_library::home::Home;
 use hearth_library::scan::Places;
 use hearth_machine::chips;
-use hearth_server::settings::Settings;
+use hearth_server::settings::{ModelsFile, Settings};
 use serde_json::{Value, json};
-use std::sync::Once;
+use std::sync::{Arc, Once};
 
 /// The address that other machines reach.
 const EVERYWHERE: &str = "0.0.0.0";
@@ -58,6 +61,20 @@ pub fn machine(home: &Home) -> Machine {
     Machine { allowance: Allowance { budget, reserve: size("HEARTH_RESERVE", "reserve") }, ..chips::here() }
 }
 
+/// What a command line asks of keys and values.
+///
+/// # Errors
+/// Exit code 3 when its file cannot be read or says something else.
+pub fn kv(args: &KvArgs) -> Result<Asked, Failure> {
+    let list = args.kv_config.as_deref().map(LayerList::read).transpose()?;
+    Ok(Asked { bits: args.kv_bits.as_deref().and_then(|bits| bits.parse().ok()), list: list.map(Arc::new) })
+}
+
+/// What a person set for a model in `models.toml`.
+pub fn settings_of(id: &str, home: &Home) -> ModelSettings {
+    ModelsFile::open(&home.models_toml()).models.remove(id).unwrap_or_default()
+}
+
 /// Where models are on this computer, the folders of `settings.toml` included. Settings that cannot be read are named
 /// once, and the usual places are looked into all the same.
 pub fn places(home: &Home) -> Places {
@@ -65,7 +82,7 @@ pub fn places(home: &Home) -> Places {
     let folders = match Settings::open(&home.settings()) {
         Ok(settings) => settings.model_folders(),
         Err(e) => {
-            TOLD.call_once(|| eprintln!("note: {e}; its model_folders are not looked into"));
+            TOLD.call_once(|| say!("note: {e}; its model_folders are not looked into"));
             Vec::new()
         }
     };

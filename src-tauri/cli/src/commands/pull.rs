@@ -6,14 +6,15 @@ use crate::client::Client;
 use crate::commands::preferences::machine;
 use crate::commands::running;
 use crate::failure::{Code, Failure};
-use crate::output;
-use hearth_core::fit::Machine;
+use crate::output::{self, say};
+use crate::system::disk_free;
 use hearth_library::LibraryError;
 use hearth_library::catalogue::preview;
-use hearth_library::download::{Download, DownloadManager, DownloadState, ELSEWHERE, FileState};
+use hearth_library::download::{Download, DownloadManager, DownloadOptions, DownloadState, ELSEWHERE, FileState};
 use hearth_library::home::{Home, process_env};
 use hearth_library::hub::{Hub, HubError, HubOptions, Repo, Revision, parse_spec};
 use indicatif::{ProgressBar, ProgressStyle};
+use std::path::Path;
 use std::time::Duration;
 
 /// Who does the job.
@@ -32,7 +33,7 @@ const LOOK: Duration = Duration::from_millis(200);
 pub async fn run(args: PullArgs, home: &Home) -> Result<(), Failure> {
     let (repo, revision) = parse_spec(&args.model).map_err(|e| failure(e.into()))?;
     if args.dry_run {
-        return look(&repo, &revision, args.json, &machine(home)).await;
+        return look(&repo, &revision, args.json, home).await;
     }
     let worker = match running::find(home, None)? {
         Some(server) => Worker::Server(server.client),
@@ -78,12 +79,16 @@ pub async fn run(args: PullArgs, home: &Home) -> Result<(), Failure> {
     end(&job, &args)
 }
 
-/// What there would be to download, and whether it fits.
-async fn look(repo: &Repo, revision: &Revision, json: bool, here: &Machine) -> Result<(), Failure> {
+/// What there would be to download, and whether it fits, into memory and on the disk.
+async fn look(repo: &Repo, revision: &Revision, json: bool, home: &Home) -> Result<(), Failure> {
     let hub = Hub::new(HubOptions::from_env(&process_env)).map_err(|e| failure(e.into()))?;
-    let found = preview(&hub, repo, revision, here).await.map_err(failure)?;
+    let found = preview(&hub, repo, revision, &machine(home)).await.map_err(failure)?;
+    let manager = DownloadManager::standard(home)?;
+    let free = disk_free(manager.cache());
     if json {
-        return output::json(&found);
+        let mut all = serde_json::to_value(&found).map_err(|e| Failure::no(e.to_string()))?;
+        all["disk_free"] = free.into();
+        return output::json(&all);
     }
     let bytes = found.bytes.map_or_else(|| "of unknown size".to_owned(), output::size);
     output::line(&format!(
@@ -101,7 +106,21 @@ async fn look(repo: &Repo, revision: &Revision, json: bool, here: &Machine) -> R
         (Some(fit), _) => format!("does not fit on this computer: it takes {}", output::size(fit.total)),
         (None, note) => format!("whether it fits is not known: {}", note.as_deref().unwrap_or("no reason is known")),
     };
-    output::line(&verdict)
+    output::line(&verdict)?;
+    match free {
+        Some(free) => output::line(&disk(manager.cache(), found.bytes.unwrap_or(0), free)),
+        None => Ok(()),
+    }
+}
+
+/// Whether so many bytes have room in the cache, none of them being there yet.
+fn disk(cache: &Path, needed: u64, free: u64) -> String {
+    let spare = DownloadOptions::default().spare;
+    if free >= needed.saturating_add(spare) {
+        return format!("{} are free on the disk", output::size(free));
+    }
+    let (needed, spare, free) = (output::size(needed), output::size(spare), output::size(free));
+    LibraryError::DiskFull { path: cache.to_owned(), needed, spare, free }.to_string()
 }
 
 fn end(job: &Download, args: &PullArgs) -> Result<(), Failure> {
@@ -112,7 +131,7 @@ fn end(job: &Download, args: &PullArgs) -> Result<(), Failure> {
     match job.state {
         DownloadState::Done => {
             if let Some(note) = &job.message {
-                eprintln!("note: {note}");
+                say!("note: {note}");
             }
             match &job.path {
                 Some(path) if !args.json => output::line(path),
@@ -223,4 +242,20 @@ fn show(bar: &ProgressBar, job: &Download) {
         text = format!("{text}; {message}");
     }
     bar.set_message(text);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_without_room_is_said_as_the_download_would() {
+        let cache = Path::new("/cache");
+        assert_eq!(disk(cache, 1_000_000_000, 1_250_000_000), "1.2 GB are free on the disk");
+        let text = disk(cache, 1_000_000_000, 1_249_999_999);
+        assert!(
+            text.starts_with("not enough disk space in /cache: 1.0 GB are needed and 250.0 MB to spare, "),
+            "{text}"
+        );
+    }
 }

@@ -5,7 +5,7 @@ use crate::client::Client;
 use crate::commands::preferences::places;
 use crate::commands::running;
 use crate::failure::Failure;
-use crate::output::{self, size};
+use crate::output::{self, say, size};
 use hearth_core::stats::Health;
 use hearth_library::LibraryError;
 use hearth_library::download::{Download, DownloadManager, DownloadState};
@@ -61,7 +61,7 @@ pub async fn run(args: &RmArgs, home: &Home) -> Result<(), Failure> {
         return output::json(&done);
     }
     for kept in &done.kept {
-        eprintln!("note: {kept}");
+        say!("note: {kept}");
     }
     output::line(&format!("removed {}, which frees {}", done.id, size(done.frees)))
 }

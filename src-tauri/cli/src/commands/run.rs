@@ -6,7 +6,7 @@ use crate::client::{ChatError, Client, Piece};
 use crate::commands::local::Local;
 use crate::commands::{model, running};
 use crate::failure::Failure;
-use crate::output;
+use crate::output::{self, say};
 use hearth_core::sampling::SamplingParams;
 use hearth_core::stats::Health;
 use hearth_library::home::Home;
@@ -102,7 +102,7 @@ async fn chat(client: &Client, args: &RunArgs, model: Option<String>) -> Result<
         (None, Health::Ready { model }) => model,
         _ => "the model".to_owned(),
     };
-    eprintln!("Chatting with {shown} at {}. /help lists the commands, Ctrl-D ends it.", client.base());
+    say!("Chatting with {shown} at {}. /help lists the commands, Ctrl-D ends it.", client.base());
     loop {
         let input = match read(&mut editor).await? {
             Input::Line(line) => line,
@@ -129,7 +129,7 @@ async fn chat(client: &Client, args: &RunArgs, model: Option<String>) -> Result<
                         turns.pop();
                         match piped {
                             true => refused = Some(message),
-                            false => eprintln!("error: {message}"),
+                            false => say!("error: {message}"),
                         }
                     }
                     Err(ChatError::Lost(failure)) => return Err(failure),

@@ -3,7 +3,7 @@
 use crate::args::SearchArgs;
 use crate::commands::preferences::places;
 use crate::failure::Failure;
-use crate::output;
+use crate::output::{self, say};
 use hearth_library::home::{Home, process_env};
 use hearth_library::hub::{Found, Hub, HubOptions};
 use hearth_library::scan::scan;
@@ -21,7 +21,7 @@ pub async fn run(args: &SearchArgs, home: &Home) -> Result<(), Failure> {
         return output::json(&json!({"models": found}));
     }
     if found.is_empty() {
-        eprintln!("{} has no model for MLX that fits {:?}", hub.host(), args.text);
+        say!("{} has no model for MLX that fits {:?}", hub.host(), args.text);
         return Ok(());
     }
     let here: Vec<String> = scan(&places(home)).models.into_iter().map(|m| m.id).collect();

@@ -4,7 +4,7 @@ use crate::args::ServeArgs;
 use crate::client::Client;
 use crate::commands::{local, model, preferences};
 use crate::failure::Failure;
-use crate::output;
+use crate::output::{self, say};
 use hearth_core::Backend;
 use hearth_core::stats::CacheStats;
 use hearth_engine::{CacheOptions, EngineHandle, EngineOptions, Serving};
@@ -128,7 +128,7 @@ async fn end(mut host: Host, code: i32) -> Result<(), Failure> {
         _ => Ok(()),
     };
     if let Some(why) = saved.lost() {
-        eprintln!("{why}");
+        say!("{why}");
     }
     // What a cancelled row leaves after the flush is saved by the engine itself.
     let patience = match saved {
@@ -171,7 +171,7 @@ fn cache(args: &ServeArgs, home: &Home) -> Result<CacheOptions, Failure> {
         ram: flags.cache_ram.unwrap_or_else(hearth_host::default_cache_ram),
         ssd: flags.cache_ssd.unwrap_or(hearth_host::DEFAULT_CACHE_SSD),
         dir: Some(dir),
-        kv_bits: flags.kv_bits.as_deref().and_then(|bits| bits.parse().ok()),
+        kv: preferences::kv(&flags.kv)?,
         idle: Duration::from_secs(flags.cache_idle.into()),
     })
 }
@@ -275,7 +275,7 @@ fn stop_on_signals() -> Result<(watch::Receiver<bool>, Running), Failure> {
                         // Whoever presses twice knows what was running.
                         recorder.end();
                         if let Some(lost) = cut_short(&engine.stats().cache) {
-                            eprintln!("{lost}");
+                            say!("{lost}");
                         }
                     }
                     leave_at_once(130);

@@ -4,7 +4,7 @@ use super::learned::Learned;
 use super::shape::{Shape, State};
 use super::weights::Kept;
 use super::{CHUNK, Device, MOST_CONTEXT, Machine, Model};
-use crate::kv_policy::{GROUP, KvPolicy};
+use crate::kv_policy::{FROM, GROUP, KvPolicy};
 use crate::layout::{LayerLayout, room_for};
 use serde::Serialize;
 
@@ -135,7 +135,7 @@ impl Sizing {
             weights: self.kept.total,
             kv: self.row_bytes(context),
             prefill_transient: self.learned.transient(context, |context| self.whole(context)),
-            // What a chunk frees for the next one; the floats of the first chunk are another moment's.
+            // What a chunk frees for the next one.
             allocator_cache: {
                 let most = match self.device {
                     Device::Gpu => MOST_ALLOCATOR,
@@ -162,15 +162,32 @@ impl Sizing {
         Some(fit)
     }
 
-    /// Bytes that a row of `tokens` tokens holds, with the room that its buffers have to spare; beyond the model's own
-    /// context they have none.
+    /// Bytes that a row of `tokens` tokens holds, with the room that its buffers have to spare, at the most on the way there.
     pub fn row_bytes(&self, tokens: u64) -> u64 {
-        self.kv_bytes(room_for(tokens).min(self.shape.context.max(tokens)))
+        self.kv_bytes(self.room(tokens))
     }
 
-    /// Bytes of keys, values and states of `tokens` tokens.
+    /// The same of a row whose keys and values are quantized already, where they are to be.
+    pub fn settled_row_bytes(&self, tokens: u64) -> u64 {
+        self.settled_bytes(self.room(tokens))
+    }
+
+    /// Tokens that the buffers of a row have room for; beyond the model's own context they have none to spare.
+    fn room(&self, tokens: u64) -> u64 {
+        room_for(tokens).min(self.shape.context.max(tokens))
+    }
+
+    /// Bytes of keys, values and states of `tokens` tokens, at the most on the way there: what is to be quantized is floats at
+    /// first.
     pub fn kv_bytes(&self, tokens: u64) -> u64 {
         self.shape.states.iter().map(|state| self.state_bytes(state, tokens)).fold(0, u64::saturating_add)
+    }
+
+    /// The same of a row whose keys and values are quantized already, where they are to be.
+    pub fn settled_bytes(&self, tokens: u64) -> u64 {
+        let settled =
+            |state: &State| self.quantized_bytes(state, tokens).unwrap_or_else(|| self.state_bytes(state, tokens));
+        self.shape.states.iter().map(settled).fold(0, u64::saturating_add)
     }
 
     /// What one more token adds to a long row.
@@ -200,15 +217,22 @@ impl Sizing {
 
     fn state_bytes(&self, state: &State, tokens: u64) -> u64 {
         match state {
-            State::Cached { layout, .. } => match (self.bits(state), layout) {
-                (Some(bits), LayerLayout::Full { kv_heads, head_dim }) => {
-                    // Packed values, and a scale and a bias for every group, in the dtype of the computation.
-                    let head = *head_dim as u64 * bits / 8 + (head_dim / GROUP) as u64 * 2 * self.element;
-                    2 * *kv_heads as u64 * head * tokens
-                }
-                _ => layout.bytes(tokens, self.element),
+            State::Cached { layout, .. } => match self.quantized_bytes(state, tokens) {
+                Some(bytes) => bytes.max(layout.bytes(tokens.min(FROM as u64), self.element)),
+                None => layout.bytes(tokens, self.element),
             },
             State::Latent { width, .. } => *width as u64 * self.element * tokens,
+        }
+    }
+
+    /// Packed values, and a scale and a bias for every group, in the dtype of the computation; `None` where they stay floats.
+    fn quantized_bytes(&self, state: &State, tokens: u64) -> Option<u64> {
+        match state {
+            State::Cached { layout: LayerLayout::Full { kv_heads, head_dim }, .. } => {
+                let head = *head_dim as u64 * self.bits(state)? / 8 + (head_dim / GROUP) as u64 * 2 * self.element;
+                Some(2 * *kv_heads as u64 * head * tokens)
+            }
+            _ => None,
         }
     }
 
@@ -222,11 +246,10 @@ impl Sizing {
     ///   exist at all) or the recurrent part (what the convolution sees, three times, and the state before and after), and
     ///   the MLP (gate and up, and their activation, which becomes the product: 3 · C · width);
     /// * the logits of the last token only: 4 · vocabulary in f32;
-    /// * one layer's keys and values once more, for the moment in which their buffer grows;
-    /// * where they are quantized, those of the first chunk as floats;
+    /// * one layer's keys and values once more, for the moment in which their buffer grows or they are quantized;
     /// * on a CPU without room to unpack weights: the largest matrix as f32.
     pub fn transient(&self, chunk: u64, context: u64) -> u64 {
-        self.layer(chunk, context) + self.unconverted(chunk, context) + self.kept.unpacked_at_once
+        self.layer(chunk, context) + self.kept.unpacked_at_once
     }
 
     /// [`Sizing::transient`], raised by the share that what was measured was above it: for whoever has to keep to it, and
@@ -259,19 +282,6 @@ impl Sizing {
         let growing = shape.states.iter().map(|state| self.state_bytes(state, context)).max().unwrap_or(0);
         let layer = if shape.states.len() > 1 { attention + mlp } else { attention.max(mlp) };
         residual + layer + 4 * 4 * shape.vocab + growing
-    }
-
-    /// Where keys and values are quantized: those of a prompt's first chunk, which is computed in full precision and
-    /// converted afterwards.
-    fn unconverted(&self, chunk: u64, context: u64) -> u64 {
-        let first = room_for(chunk.min(context));
-        let floats = |state: &State| match state {
-            State::Cached { layout, .. } if self.bits(state).is_some() => layout.bytes(first, self.element),
-            _ => 0,
-        };
-        let all: u64 = self.shape.states.iter().map(floats).fold(0, u64::saturating_add);
-        // They are what the row holds then, and are gone before it holds anything else.
-        all.saturating_sub(self.row_bytes(context))
     }
 
     /// What one layer's attention, or what stands for it, holds.

@@ -1,8 +1,8 @@
 //! A KV cache in 4 or 8 bits: affine groups of 64 along the head dimension, as in mlx-lm's quantized cache.
 //!
-//! The first chunk of a prompt is computed in full precision and converted afterwards; what follows is converted as
-//! it comes. What was computed before the conversion saw other values than what is kept, so a prefix shorter than
-//! that boundary cannot be reused.
+//! A row's first tokens are kept in full precision and converted together, like mlx-lm's `quantized_kv_start`; what
+//! follows is converted as it comes. What was computed before the conversion saw other values than what is kept, so a
+//! prefix shorter than that boundary cannot be reused.
 
 use super::buffers::Buffers;
 use super::{Lease, PlainCache, Reach, Seen};

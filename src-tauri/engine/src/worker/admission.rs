@@ -10,6 +10,7 @@ use crate::loader::Loaded;
 use crate::prompt_cache::{Hit, Lent};
 use crate::row::{Row, Submitted};
 use crate::sampler::RowSampler;
+use hearth_core::kv_policy::FROM;
 use hearth_core::layout::{LayerLayout, room_for};
 use hearth_core::{EngineError, Event};
 use std::hash::{BuildHasher, Hasher};
@@ -18,8 +19,6 @@ use std::time::{Duration, Instant};
 
 /// Prompt tokens that have to be computed for a boundary to be worth a copy of the state.
 const COLD: usize = 256;
-/// Tokens after which keys and values are converted, where they are to be quantized.
-const CONVERT_AT: usize = 256;
 /// How long to wait for the disk in one go when nothing else is to do.
 const DISK_PAUSE: Duration = Duration::from_millis(10);
 
@@ -220,17 +219,22 @@ impl Worker<'_> {
         if cached == 0 {
             state.caches = LayerCache::for_layout(&model.layout);
         }
+        let expected = submitted.request.prompt.len() + 1;
         for (cache, bits) in state.caches.iter_mut().zip(&model.kv_bits) {
-            // What will be quantized after its first chunk has room as floats for just that.
-            if bits.is_none() || cached > 0 {
-                cache.expect(submitted.request.prompt.len() + 1);
-            }
+            // What will be quantized has room as floats until then.
+            let floats = bits.is_some() && cached < FROM;
+            cache.expect(if floats { expected.min(FROM) } else { expected });
         }
         let mut stops = Vec::new();
-        if cached == 0 && model.kv_bits.iter().any(Option::is_some) {
-            stops.push(CONVERT_AT);
+        if cached < FROM && model.kv_bits.iter().any(Option::is_some) {
+            stops.push(FROM);
         }
         let (id, request) = (submitted.id, &submitted.request);
+        if cached >= FROM
+            && let Some(sizes) = &self.slot.sizes
+        {
+            self.slot.rooms.settle(id, &**sizes);
+        }
         if let Some(mut row) = self.slot.parked.remove(&id) {
             row.go_on(state, cached);
             self.slot.rows.insert(id, row);
@@ -293,7 +297,7 @@ fn take_layer(
     let Some(layout) = model.layout.layers.get(layer) else {
         return Err(crate::error::Error::Stored { found: format!("a layer number {layer}") });
     };
-    let kind = Kind { layout, bits: model.kv_bits.get(layer).copied().flatten(), converted_at: CONVERT_AT };
+    let kind = Kind { layout, bits: model.kv_bits.get(layer).copied().flatten(), converted_at: FROM };
     restoring.caches.push(LayerCache::restored(kind, strips, wholes, restoring.tokens)?);
     Ok(())
 }

@@ -125,6 +125,9 @@ impl Worker<'_> {
             }
         }
         self.draw(ids, &logits)?;
+        for id in ids {
+            self.convert(*id)?;
+        }
         self.steps += 1;
         if self.steps.is_multiple_of(CLEAR_EVERY) {
             hearth_mlx::clear_cache()?;

@@ -3,9 +3,11 @@
 use super::Worker;
 use crate::cache::LayerCache;
 use crate::error::Result;
+use crate::loader::Loaded;
 use crate::prompt_cache::{Entry, Put};
 use crate::rooms::Costs;
 use crate::row::Row;
+use hearth_core::kv_policy::FROM;
 use hearth_core::layout::room_for;
 use hearth_mlx::{async_eval, eval};
 
@@ -34,11 +36,25 @@ impl Worker<'_> {
         }
     }
 
-    /// After a chunk of a row's prompt was computed: quantizes its keys and values, where that is asked for, and keeps
-    /// its state at a boundary.
+    /// After a chunk of a row's prompt was computed: keeps its state at a boundary.
     pub(super) fn after_chunk(&mut self, id: u64) -> Result<()> {
+        self.convert(id)?;
+        if self.slot.rows.get(&id).is_some_and(|row| row.keep_at.contains(&row.prefilled)) {
+            self.snapshot(id)?;
+        }
+        Ok(())
+    }
+
+    /// Quantizes a row's keys and values, where that is asked for and the row has come to that length.
+    pub(super) fn convert(&mut self, id: u64) -> Result<()> {
         let Some(model) = &self.slot.model else { return Ok(()) };
         let Some(row) = self.slot.rows.get_mut(&id) else { return Ok(()) };
+        let due = |(cache, bits): (&LayerCache, &Option<u8>)| {
+            bits.is_some() && matches!(cache, LayerCache::Plain(_)) && cache.offset() >= FROM
+        };
+        if !row.caches.iter().zip(&model.kv_bits).any(due) {
+            return Ok(());
+        }
         let expected = row.expected();
         for (cache, bits) in row.caches.iter_mut().zip(&model.kv_bits) {
             if let Some(bits) = bits {
@@ -46,10 +62,19 @@ impl Worker<'_> {
                 cache.expect(expected);
             }
         }
-        if row.keep_at.contains(&row.prefilled) {
-            self.snapshot(id)?;
+        if let Some(sizes) = &self.slot.sizes {
+            self.slot.rooms.settle(id, &**sizes);
         }
         Ok(())
+    }
+
+    /// Whether an entry stays in memory as long as there is room, and is not for the disk: of a model whose keys and values
+    /// are quantized, and too short for that. On disk all of a sequence's blocks are of one kind, and so few tokens are
+    /// computed as quickly as they are read.
+    pub(super) fn is_for_memory_only(&self, entry: &Entry) -> bool {
+        let of_it = |model: &&Loaded| model.namespace == entry.namespace;
+        let model = self.slots().filter_map(|slot| slot.model.as_ref()).find(of_it);
+        entry.tokens.len() < FROM && model.is_some_and(|model| model.kv_bits.iter().any(Option::is_some))
     }
 
     /// Keeps a copy of a running row's state as an entry. What is attached belongs to the whole prompt, so that a row with

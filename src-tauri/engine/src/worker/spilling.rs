@@ -117,7 +117,7 @@ impl Worker<'_> {
 
     /// An entry that has no room in memory any more goes to disk, if there is one that keeps up.
     pub(super) fn spill_evicted(&mut self, id: Option<EntryId>, entry: Entry) {
-        if self.disk.is_none() {
+        if self.disk.is_none() || self.is_for_memory_only(&entry) {
             return;
         }
         let is_same = |spill: &&mut Spill| matches!((&spill.source, id), (Source::Held(held), Some(id)) if *held == id);
@@ -262,6 +262,10 @@ impl Worker<'_> {
         }
         let Some(moment) = Instant::now().checked_sub(self.options.cache.idle) else { return };
         for id in self.cache.unused_since(moment) {
+            if self.cache.entry(id).is_some_and(|entry| self.is_for_memory_only(entry)) {
+                self.cache.remove(id);
+                continue;
+            }
             let under_way = |spill: &Spill| matches!(spill.source, Source::Held(held) if held == id);
             if !self.spilling.queue.iter().chain(&self.spilling.settling).any(under_way) {
                 self.spill(Source::Held(id), true);
@@ -293,7 +297,9 @@ impl Worker<'_> {
         let on_its_way = self.spilling.queue.iter().chain(&self.spilling.settling).map(|spill| spill.number);
         let mut left: BTreeSet<u64> = on_its_way.collect();
         for id in self.cache.ids() {
-            left.insert(self.spill(Source::Held(id), false));
+            if self.cache.entry(id).is_some_and(|entry| !self.is_for_memory_only(entry)) {
+                left.insert(self.spill(Source::Held(id), false));
+            }
         }
         self.spilling.flushes.push(Flush { reply, left, report: CacheFlush::default(), written_before, disk: None });
     }

@@ -2,6 +2,7 @@
 
 use crate::script::Turn;
 use hearth_core::event::{TokenInfo, Usage};
+use hearth_core::kv_policy::Asked;
 use hearth_core::stats::Stats;
 use hearth_core::{Backend, Event, GenerateRequest, Generation, Limits, ServedModel};
 use hearth_engine::{CacheOptions, Engine, EngineHandle, EngineOptions, MemoryOptions};
@@ -38,7 +39,7 @@ impl Arm {
 
     /// Without a cache.
     pub fn cold(dir: &Path, kv_bits: Option<u8>) -> Self {
-        Self::start(dir, CacheOptions { ram: 0, ssd: 0, kv_bits, ..CacheOptions::default() }, 2048)
+        Self::start(dir, CacheOptions { ram: 0, ssd: 0, kv: Asked::bits(kv_bits), ..CacheOptions::default() }, 2048)
     }
 
     /// Memory with room for a context of so many tokens in chunks of this size, and no more.

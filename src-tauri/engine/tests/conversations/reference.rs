@@ -19,8 +19,9 @@ pub enum Trims {
 #[derive(Clone)]
 pub struct Reference {
     trims: Trims,
-    /// The shortest prefix of a kept sequence that can be continued, but for all of it.
-    from: usize,
+    /// The length from which on keys and values are quantized: of a sequence that is as long, no shorter prefix can be
+    /// continued, and one that is shorter goes to no disk.
+    quantized_from: usize,
     kept: Vec<Vec<u32>>,
 }
 
@@ -29,18 +30,19 @@ const COLD: usize = 256;
 
 impl Reference {
     pub fn new(trims: Trims) -> Self {
-        Reference { trims, from: 0, kept: Vec::new() }
+        Reference { trims, quantized_from: 0, kept: Vec::new() }
     }
 
-    /// The same, with prefixes of at least this length.
-    pub fn reusable_from(self, from: usize) -> Self {
-        Reference { from, ..self }
+    /// The same, with keys and values that are quantized from this length on.
+    pub fn quantized_from(self, quantized_from: usize) -> Self {
+        Reference { quantized_from, ..self }
     }
 
     /// The same, had it been on disk, where windows are never cut.
     pub fn on_disk(&self) -> Self {
         let trims = if self.trims == Trims::Any { Trims::Any } else { Trims::None };
-        Reference { trims, ..self.clone() }
+        let kept = self.kept.iter().filter(|kept| kept.len() >= self.quantized_from).cloned().collect();
+        Reference { trims, kept, ..*self }
     }
 
     /// The longest prefix of the prompt that can be continued; its last token is always computed.
@@ -53,7 +55,8 @@ impl Reference {
                 Trims::Within(window) => kept.len() <= window,
                 Trims::None => false,
             };
-            if trims && common >= self.from || common == kept.len() { common } else { 0 }
+            let from = if kept.len() >= self.quantized_from { self.quantized_from } else { 0 };
+            if trims && common >= from || common == kept.len() { common } else { 0 }
         };
         self.kept.iter().map(usable).max().unwrap_or(0)
     }

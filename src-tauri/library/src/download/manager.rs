@@ -483,6 +483,11 @@ impl Shared {
                 entry.record = record;
                 match (result, before) {
                     (Ok(()), _) => (DownloadState::Done, live.remarks()),
+                    // It was only asked whether there is something newer.
+                    (Err(Fault::Stopped), Some(before)) if entry.record.commit.is_none() => {
+                        entry.record = before;
+                        (DownloadState::Done, live.remarks())
+                    }
                     (Err(Fault::Stopped), _) => (DownloadState::Paused, live.remarks()),
                     // Somebody else does it: nothing of this job's is wrong.
                     (Err(Fault::Error(e @ LibraryError::Downloading { .. })), _) => {

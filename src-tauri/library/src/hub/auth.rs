@@ -1,6 +1,6 @@
 //! The user's token for the hub: where it comes from, and that it never shows.
 
-use std::fs;
+use hearth_core::files::read_text;
 use std::path::PathBuf;
 
 use crate::home::Env;
@@ -43,7 +43,7 @@ impl Token {
             Some(path) => PathBuf::from(path),
             None => crate::scan::hf_home(env)?.join("token"),
         };
-        Self::new(&fs::read_to_string(&path).ok()?, path.display().to_string())
+        Self::new(&read_text(&path).ok()?, path.display().to_string())
     }
 }
 
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn the_environment_comes_before_the_file_and_nothing_shows_the_value() {
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("token"), "hf_file\n").unwrap();
+        std::fs::write(dir.path().join("token"), "hf_file\n").unwrap();
         let mut vars: HashMap<&str, OsString> = HashMap::from([("HF_HOME", dir.path().into())]);
         let find = |vars: &HashMap<&str, OsString>| Token::find(&|name| vars.get(name).cloned());
         let token = find(&vars).unwrap();

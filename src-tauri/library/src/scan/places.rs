@@ -1,5 +1,6 @@
 //! Where models can be, and how each kind of place is laid out.
 
+use hearth_core::files::read_text;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -218,7 +219,7 @@ fn is_model(folder: &Path) -> bool {
 fn cache_models(hub: &Path) -> Vec<ModelEntry> {
     together(subfolders(hub), |(name, repo)| {
         let id = name.strip_prefix("models--")?.replace("--", "/");
-        let wanted = fs::read_to_string(repo.join("refs").join("main")).ok().map(|r| r.trim().to_owned());
+        let wanted = read_text(&repo.join("refs").join("main")).ok().map(|r| r.trim().to_owned());
         // The commit that `main` stands for, then the newest.
         let mut snapshots = subfolders(&repo.join("snapshots"));
         snapshots.sort_by_key(|(rev, path)| {

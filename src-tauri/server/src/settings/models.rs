@@ -2,6 +2,7 @@
 //! wrong in it is named with its line and left out, and the rest works.
 
 use super::{SettingsError, line_of};
+use hearth_core::files::read_text;
 use hearth_core::model_settings::{ModelSettings, stands_for, stay};
 use hearth_core::sampling;
 use serde_json::Value;
@@ -28,7 +29,7 @@ pub struct ModelsFile {
 impl ModelsFile {
     /// Reads the file; one that is not there says nothing. Paths in it are relative to its folder.
     pub fn open(path: &Path) -> Self {
-        match std::fs::read_to_string(path) {
+        match read_text(path) {
             Ok(text) => Self::read(&text, path),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Self::default(),
             Err(e) => Self { problems: vec![format!("{}: {e}", path.display())], ..Self::default() },
@@ -97,10 +98,7 @@ impl ModelsFile {
         let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         // The file itself, where the home has a link to it.
         let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let text = match std::fs::read_to_string(path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-            other => other.map_err(|e| super::io(path, &e))?,
-        };
+        let text = super::text_of(path)?;
         let syntax = |message: String| SettingsError::Syntax { path: path.clone(), message };
         let mut file: DocumentMut = text.parse().map_err(|e: toml_edit::TomlError| syntax(e.to_string()))?;
         let known = file.get(model).and_then(Item::as_table_like).and_then(|table| table.get("pin")).is_some();
@@ -150,7 +148,7 @@ fn settings_of(table: &dyn TableLike, path: &Path, wrong: &mut dyn FnMut(&str, &
             },
             "template" => {
                 let file = item.as_str().map(|file| path.parent().unwrap_or(Path::new("")).join(file));
-                match file.map(std::fs::read_to_string) {
+                match file.as_deref().map(read_text) {
                     Some(Ok(source)) => settings.template = Some(source),
                     Some(Err(e)) => wrong(key, item, &format!("a file that can be read ({e})")),
                     None => wrong(key, item, "the path of a Jinja file"),
