@@ -11,7 +11,7 @@
 //! [ null, { "bits": 8 }, { "bits": 4, "group": 64 } ]
 //! ```
 
-use crate::config::read_json;
+use crate::config::{read_file, read_json};
 use crate::error::CoreError;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -69,7 +69,9 @@ impl LayerList {
     /// # Errors
     /// [`CoreError`] naming the file and the entry.
     pub fn read(file: &Path) -> Result<Self, CoreError> {
-        let json = read_json(file)?;
+        let text = read_file(file, "a JSON list with an entry for each layer, null or {\"bits\": 8}")?;
+        let json: Value = serde_json::from_slice(&text)
+            .map_err(|e| invalid(file, &format!("line {} column {}", e.line(), e.column()), "JSON", &e))?;
         let list =
             json.as_array().ok_or_else(|| invalid(file, "kv_config", "a list with an entry for each layer", &json))?;
         let one = |(n, entry): (usize, &Value)| {

@@ -386,7 +386,7 @@ fn the_prompt_cache_gives_way_to_rows() {
 fn what_goes_to_disk_has_room_beside_what_it_is_a_copy_of() {
     let _alone = alone();
     // Where nothing is on its way to disk, one block goes in any case.
-    const BLOCK: u64 = 64 << 10;
+    const BLOCK: u64 = 32 << 10;
     let dir = TempDir::new().unwrap();
     let cache =
         CacheOptions { ram: 1 << 30, ssd: 1 << 30, dir: Some(dir.path().to_owned()), ..CacheOptions::default() };

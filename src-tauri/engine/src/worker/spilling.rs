@@ -7,6 +7,7 @@ use crate::disk::{Cleared, Flushed, Namespace, Piece, Progress, Ticket};
 use crate::error::Result;
 use crate::prompt_cache::{Entry, EntryId, Lent};
 use hearth_core::stats::{CacheClear, CacheFlush};
+use hearth_mlx::Tensor;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
@@ -57,6 +58,16 @@ struct Flush {
     written_before: u64,
     /// The disk's own answer, once all was handed over.
     disk: Option<Receiver<Flushed>>,
+}
+
+/// What may be taken out of memory in a round.
+struct Turn {
+    /// Bytes, so that rows are not kept waiting.
+    share: usize,
+    /// Bytes that there is room for, as copies.
+    room: usize,
+    /// Whether the piece that is begun goes in any case.
+    must: bool,
 }
 
 /// What is on its way to disk.
@@ -152,7 +163,7 @@ impl Worker<'_> {
         // What goes to disk is copied first, and the copy needs room beside what it is a copy of. One piece goes in any case
         // where nothing else is on its way: else nothing would ever be freed.
         let begun = self.spilling.queue.front().and_then(|spill| spill.pieces.front()).map_or(0, Piece::bytes);
-        let least = usize::from(disk.backlog() <= begun);
+        let must = disk.backlog() <= begun;
         // Asked for in every round, and mostly nothing waits.
         let room = match self.spilling.queue.is_empty() {
             true => 0,
@@ -160,12 +171,15 @@ impl Worker<'_> {
         };
         let since = self.spilling.looked.replace(Instant::now()).map_or(0.0, |at| at.elapsed().as_secs_f64());
         let share = PER_ROUND.max((since * PER_SECOND) as usize).min(PER_IDLE_ROUND);
-        let mut budget = if idle { PER_IDLE_ROUND } else { share }.min(room).max(least);
+        let mut turn = Turn { share: if idle { PER_IDLE_ROUND } else { share }, room, must };
         let mut progress = false;
-        while budget > 0 && disk.backlog() < BACKLOG {
+        while turn.share > 0 && disk.backlog() < BACKLOG {
             let Some(mut spill) = self.spilling.queue.pop_front() else { break };
-            match self.fill(&mut spill, &mut budget) {
-                // Its arrays are still being computed.
+            let before = turn.share;
+            let filled = self.fill(&mut spill, &mut turn);
+            progress |= turn.share < before;
+            match filled {
+                // Its arrays are still being computed, or there is no room for a copy.
                 Ok(false) => {
                     self.spilling.queue.push_front(spill);
                     break;
@@ -186,7 +200,7 @@ impl Worker<'_> {
     }
 
     /// Hands layers of a spill's next piece over. False where that has to wait.
-    fn fill(&mut self, spill: &mut Spill, budget: &mut usize) -> Result<bool> {
+    fn fill(&mut self, spill: &mut Spill, turn: &mut Turn) -> Result<bool> {
         let Some(disk) = self.disk else {
             spill.pieces.clear();
             return Ok(true);
@@ -206,20 +220,25 @@ impl Worker<'_> {
             let plan = disk.plan(&entry.namespace, &entry.tokens, entry.min_reusable(), parts);
             (spill.pieces, spill.ticket) = (plan.pieces.into(), Some(plan.ticket));
         }
-        while *budget > 0
+        while turn.share > 0
             && let Some(piece) = spill.pieces.front_mut()
         {
             let Some(cache) = entry.caches.get(spill.layer) else {
                 spill.layer = 0;
                 if let Some(full) = spill.pieces.pop_front() {
                     full.put();
+                    turn.must = false;
                 }
                 continue;
             };
             if !cache.is_ready()? {
                 return Ok(false);
             }
-            *budget = budget.saturating_sub(push(piece, cache)?);
+            if bytes_of(piece, cache) > turn.room && !turn.must {
+                return Ok(false);
+            }
+            let bytes = push(piece, cache)?;
+            (turn.share, turn.room) = (turn.share.saturating_sub(bytes), turn.room.saturating_sub(bytes));
             spill.layer += 1;
         }
         Ok(true)
@@ -365,6 +384,19 @@ impl Worker<'_> {
             self.disk.and_then(|disk| disk.clear().recv().ok()).unwrap_or_default();
         self.publish(true);
         CacheClear { entries, bytes, files, file_bytes }
+    }
+}
+
+/// Bytes of a layer of a piece, at most.
+fn bytes_of(piece: &Piece, cache: &LayerCache) -> usize {
+    let bytes = |t: &Tensor| match piece.is_snapshot() {
+        true => t.nbytes(),
+        false => t.nbytes() / (t.dim(2).max(1) as usize) * piece.range().len(),
+    };
+    match cache {
+        LayerCache::Plain(_) | LayerCache::Quantized(_) if piece.is_snapshot() => 0,
+        LayerCache::Rotating(_) | LayerCache::Recurrent(_) if !piece.is_snapshot() => 0,
+        _ => cache.tensors().map(bytes).sum(),
     }
 }
 
