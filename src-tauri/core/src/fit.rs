@@ -194,8 +194,8 @@ pub struct Report {
 
 /// The answer for one machine.
 pub fn fit(model: &Model, machine: &Machine, ask: &Ask) -> Fit {
-    let sizing = Sizing::new(model, machine, &ask.kv).learning(ask.learned.clone());
     let budget = ask.budget.map_or_else(|| memory::default_budget(machine), |budget| memory::within(machine, budget));
+    let sizing = Sizing::new(model, machine, &ask.kv).learning(ask.learned.clone()).within(budget);
     let context = context(model, ask);
     let terms = sizing.terms(context);
     let total = terms.total();

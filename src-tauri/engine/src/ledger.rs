@@ -87,12 +87,6 @@ pub fn wired_limit(weights: u64, budget: u64, working_set: u64, ram: u64) -> u64
     if left >= share(ram, 35) || left >= 8_000_000_000 { wired } else { 0 }
 }
 
-/// The most that freed buffers may take: a share of the budget, within bounds. On a CPU reuse gains little.
-pub fn allocator_limit(budget: u64, on_gpu: bool) -> u64 {
-    let most = if on_gpu { 512 << 20 } else { 32 << 20 };
-    (budget / 32).clamp(1 << 20, most)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,12 +120,5 @@ mod tests {
         // 64 GiB: 8 GB are enough.
         assert_eq!(wired_limit(44 * GIB, 48 * GIB, 48 * GIB, 64 * GIB), 48 * GIB);
         assert_eq!(wired_limit(u64::MAX, u64::MAX, u64::MAX, 64 * GIB), 0);
-    }
-
-    #[test]
-    fn the_allocator_keeps_little() {
-        assert_eq!(allocator_limit(64 * GIB, true), 512 << 20);
-        assert_eq!(allocator_limit(64 * GIB, false), 32 << 20);
-        assert_eq!(allocator_limit(0, true), 1 << 20);
     }
 }

@@ -154,3 +154,34 @@ impl Costs for Sizes {
         transient.min(self.allocator)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hearth_core::fit::memory::allocator_limit;
+
+    /// `fit` and a server say the same of every budget, whatever its share for the allocator is.
+    #[test]
+    fn fit_and_the_engine_find_the_same_largest_context() {
+        let here = chips::here();
+        for (name, bits) in
+            [("gemma3_text-f32", None), ("gemma3_text-q4", Some(4)), ("llama_swa-f32", None), ("qwen3_5-f32", Some(8))]
+        {
+            let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens").join(name);
+            let asked = Asked::bits(bits);
+            let (model, _) = headers::model(&dir).unwrap();
+            let policy = KvPolicy::for_model(&dir, model.shape.layers, &asked).unwrap();
+            let chunk = hearth_core::fit::CHUNK as usize;
+            let sizes = Sizes::of_folder(name, &dir, &here, &asked, chunk, None).unwrap();
+            let fit = Sizing::new(&model, &here, &policy);
+            let terms = fit.terms(256);
+            for more in [0u64, 1_000_000, 10_000_000, 30_000_000, 60_000_000, 100_000_000] {
+                let budget = terms.total() + more;
+                let fit = fit.clone().within(budget);
+                let sizes = sizes.clone().with_limits(terms.reserve, allocator_limit(budget, here.device));
+                let (ours, theirs) = (sizes.largest_context(budget), fit.largest_context(budget, model.shape.context));
+                assert_eq!(ours, theirs, "{name}: {budget}");
+            }
+        }
+    }
+}

@@ -308,6 +308,15 @@ fn a_hub_that_is_away_is_an_error_at_once_and_the_rest_works() {
     manager.pause(&again.id).unwrap();
     let again = end(&manager, &again.id);
     assert_eq!((again.state, again.bytes), (DownloadState::Done, again.total), "{again:?}");
+    // Nothing was known of it yet: there is nothing to go on from, for whoever looks later.
+    let other = manager.start("org/fourth", None).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let later = world.manager().list();
+    assert!(later.iter().all(|job| job.repo != "org/fourth"), "{later:?}");
+    manager.pause(&other.id).unwrap();
+    assert_eq!(end(&manager, &other.id).state, DownloadState::Paused);
+    let later = world.manager().list();
+    assert!(later.iter().all(|job| job.repo != "org/fourth"), "{later:?}");
     world.hub.calm();
     // One that takes the connection and says nothing.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

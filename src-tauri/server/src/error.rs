@@ -223,7 +223,7 @@ impl ServerError {
 impl IntoResponse for ServerError {
     fn into_response(self) -> Response {
         if self.status().is_server_error() {
-            tracing::warn!(status = self.status().as_u16(), error = %self, "request failed");
+            tracing::warn!(status = self.status().as_u16(), error = ?self.to_string(), "request failed");
         }
         let mut response = (self.status(), axum::Json(self.envelope())).into_response();
         if let Some(seconds) = self.retry_after() {

@@ -74,7 +74,7 @@ fn report(
         }
         None => Learned::default(),
     };
-    let context = query.context.or(own.context.map(|tokens| tokens as u64));
+    let context = query.context.or(own.context.map(|tokens| (tokens as u64).min(model.shape.context)));
     let ask = Ask { context, budget: query.memory_budget, kv, learned };
     let skus = query.skus.then(chips::skus);
     Ok(fit::report(id, path, &model, &here, &ask, skus.as_deref()))

@@ -37,7 +37,7 @@ pub fn run(args: &FitArgs, home: &Home) -> Result<(), Failure> {
     }
     let key = key_of(&id, &path, here.device, &policy, &hearth_mlx::version())?;
     let learned = Learned::of(&records.list, &key, Sizing::new(&model, &here, &policy).weights());
-    let context = args.context.map(u64::from).or(own.context.map(|tokens| tokens as u64));
+    let context = args.context.map(u64::from).or(own.context.map(|tokens| (tokens as u64).min(model.shape.context)));
     let ask = Ask { context, budget: args.memory_budget, kv: policy, learned };
     let skus = args.skus.then(chips::skus);
     let report = fit::report(&id, &path, &model, &here, &ask, skus.as_deref());

@@ -14,9 +14,8 @@ const QUERY_BLOCK: u64 = 128;
 /// (mlx/backend/metal/scaled_dot_product_attention.cpp, read November 2026; 72, 96, 192 and 256 depend on the version
 /// and the chip, so they count as not fused).
 const FUSED: [usize; 3] = [64, 80, 128];
-/// Most that the allocator keeps for the next chunk.
+/// Most that the allocator keeps for the next chunk, on a GPU and on a CPU.
 const MOST_ALLOCATOR: u64 = 512 << 20;
-/// The same on a CPU, where the engine sets it.
 const MOST_ALLOCATOR_CPU: u64 = 32 << 20;
 
 const MIB: u64 = 1 << 20;
@@ -79,6 +78,13 @@ pub fn reserve_of(machine: &Machine) -> u64 {
     machine.allowance.reserve.unwrap_or_else(|| reserve(machine.ram))
 }
 
+/// How much freed memory MLX's allocator may keep within this budget, as the engine sets it: a thirty-second of it, up to
+/// 512 MiB (on a CPU 32 MiB).
+pub fn allocator_limit(budget: u64, device: Device) -> u64 {
+    let most = if device == Device::Gpu { MOST_ALLOCATOR } else { MOST_ALLOCATOR_CPU };
+    (budget / 32).clamp(MIB, most)
+}
+
 /// On a CPU buffers come from the C library's heap: what a process with so many rows holds beyond MLX's own figures and its
 /// allocator's, between buffers in use and in the packed panels of BLAS (fitted to what SmolLM2 was measured to take on
 /// Linux, 512 and 2,048 tokens, 1 and 4 rows). In a budget this is the reserve's.
@@ -99,6 +105,8 @@ pub struct Sizing {
     /// Bytes of a float as computed.
     element: u64,
     reserve: u64,
+    /// Most that the allocator keeps.
+    allocator: u64,
     /// What corrects the transient.
     learned: Learned,
 }
@@ -115,8 +123,14 @@ impl Sizing {
             kept,
             element,
             reserve: reserve_of(machine),
+            allocator: allocator_limit(u64::MAX, machine.device),
             learned: Learned::default(),
         }
+    }
+
+    /// The same within a budget, of which the allocator keeps a share at most.
+    pub fn within(self, budget: u64) -> Self {
+        Sizing { allocator: allocator_limit(budget, self.device), ..self }
     }
 
     /// The same, with the transient of [`Sizing::terms`] corrected by what was measured.
@@ -136,13 +150,7 @@ impl Sizing {
             kv: self.row_bytes(context),
             prefill_transient: self.learned.transient(context, |context| self.whole(context)),
             // What a chunk frees for the next one.
-            allocator_cache: {
-                let most = match self.device {
-                    Device::Gpu => MOST_ALLOCATOR,
-                    Device::Cpu => MOST_ALLOCATOR_CPU,
-                };
-                self.layer(context.min(CHUNK), context).min(most)
-            },
+            allocator_cache: self.layer(context.min(CHUNK), context).min(self.allocator),
             reserve: self.reserve,
         }
     }

@@ -63,7 +63,7 @@ proptest! {
         let model = model(&kinds()[kind]);
         let machine = machine(if cpu { Device::Cpu } else { Device::Gpu }, 8 * GIB);
         let kv = KvPolicy { bits, ..KvPolicy::default() };
-        let sizing = Sizing::new(&model, &machine, &kv);
+        let sizing = Sizing::new(&model, &machine, &kv).within(budget);
         let (terms, more) = (sizing.terms(context), sizing.terms(context + step));
         prop_assert!(terms.total() <= more.total() && terms.kv <= more.kv, "monotone");
         prop_assert!(terms.kv >= sizing.kv_bytes(context));
@@ -151,6 +151,10 @@ fn a_model_in_f32_keeps_f32_on_a_gpu_too() {
     let mut model = Model::from_config(&tiny(&json!({})), Path::new("config.json")).unwrap();
     model.add(Head { name: "model.embed_tokens.weight", stored: Stored::F32, elements: 10, bytes: 40 });
     assert_eq!(Sizing::new(&model, &machine(Device::Gpu, GIB), &KvPolicy::default()).kv_bytes_per_token(), 4096);
+    // The allocator's share is that of the engine: of the budget, within bounds.
+    let limits = [(64 * GIB, Device::Gpu), (64 * GIB, Device::Cpu), (8 * GIB, Device::Gpu), (0, Device::Gpu)];
+    let limits = limits.map(|(budget, device)| super::memory::allocator_limit(budget, device) >> 20);
+    assert_eq!(limits, [512, 32, 256, 1]);
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Limits that change while the engine runs, and what MLX is told of them.
 
 use super::Worker;
-use crate::ledger::{allocator_limit, wired_limit};
+use crate::ledger::wired_limit;
 use crate::limits;
+use hearth_core::fit::memory::allocator_limit;
 use hearth_core::{EngineError, Limits, ServedModel};
 use hearth_mlx::Device;
 use std::sync::Arc;
@@ -95,9 +96,8 @@ impl Worker<'_> {
 
     /// Tells MLX what it may use. Its own limits are a second line: the ledger holds by itself.
     pub(super) fn set_allocator_limits(&mut self) {
-        let on_gpu = self.machine.device == hearth_core::fit::Device::Gpu;
         let (budget, weights) = (self.fixed.budget, self.fixed.weights);
-        let cache = allocator_limit(budget, on_gpu);
+        let cache = allocator_limit(budget, self.machine.device);
         (self.allocator_limit, self.allocator_now) = (cache, cache);
         let as_size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut set = vec![

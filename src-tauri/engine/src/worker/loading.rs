@@ -3,11 +3,12 @@
 
 use super::{LONGEST_SAVE, LoadResult, Wanted, Worker};
 use crate::error::Result;
-use crate::ledger::allocator_limit;
 use crate::limits;
 use crate::loader::{LoadOptions, Loaded, check_texts};
 use crate::row::Submitted;
 use crate::sizes::Sizes;
+use hearth_core::error::bytes;
+use hearth_core::fit::memory::allocator_limit;
 use hearth_core::model_settings::ModelSettings;
 use hearth_core::stats::Health;
 use hearth_core::{CoreError, EngineError, Event, ServedModel};
@@ -207,7 +208,7 @@ impl Worker<'_> {
             }
             self.evict(key, "another folder takes its name");
         }
-        let allocator = allocator_limit(self.fixed.budget, self.machine.device == hearth_core::fit::Device::Gpu);
+        let allocator = allocator_limit(self.fixed.budget, self.machine.device);
         let kv = self.options.kv_of(id);
         // What is free decides how weights are laid out, and what may leave will be free by then.
         let leaving: u64 = self.leavers(None).into_iter().map(|(_, weights)| weights).sum();
@@ -380,6 +381,13 @@ impl Worker<'_> {
     ) -> Arc<ServedModel> {
         let settings = self.options.serving.of(&loaded.served.id);
         let context = limits::context(&sizes, self.context_of(&loaded.served.id), self.fixed.budget);
+        let largest = sizes.largest_context(self.fixed.budget).unwrap_or(0);
+        if context as u64 > largest {
+            let (model, budget) = (&loaded.served.id, bytes(self.fixed.budget));
+            tracing::warn!(
+                "the context of {model} is {context} tokens by hand; the memory budget of {budget} has room for {largest}"
+            );
+        }
         let served = Arc::new(with_settings(&loaded.served, context, &settings));
         loaded.served = served.clone();
         let seconds = started.elapsed().as_secs_f64();

@@ -274,6 +274,12 @@ fn unknown(id: &str) -> LibraryError {
 }
 
 impl Entry {
+    /// Whether it has not come to know yet what there is to download, and goes on or may be told to.
+    fn knows_nothing(&self) -> bool {
+        let open = self.shown.state.is_active() || self.shown.state == DownloadState::Paused;
+        open && self.record.commit.is_none()
+    }
+
     fn queue(&mut self) {
         self.show(DownloadState::Queued, None);
     }
@@ -294,10 +300,11 @@ impl Shared {
         let mut records = Record::load_all(&self.folder);
         // A model that was removed since takes its job along.
         records.retain(|r| r.state != DownloadState::Done || r.snapshot().is_some() || r.forget(&self.folder).is_err());
-        // Another process has removed its record: so is its entry here.
+        // Another process has removed its record: so is its entry here. One that knows nothing yet has none.
         jobs.retain(|id, e| {
             e.running.is_some()
                 || e.shown.state.is_active()
+                || e.knows_nothing()
                 || e.shown.state == DownloadState::Cancelled
                 || records.iter().any(|r| r.id == *id)
         });
@@ -326,7 +333,8 @@ impl Shared {
 
     fn keep(&self, entry: &Entry) -> Result<(), LibraryError> {
         let _ = self.events.send(entry.shown.clone());
-        entry.record.save(&self.folder)
+        // There is nothing to go on from: what is on record stays as it was.
+        if entry.knows_nothing() { Ok(()) } else { entry.record.save(&self.folder) }
     }
 
     /// Removes what a job that does not run has fetched, and its record.
